@@ -91,6 +91,9 @@ class ProblemBody(BaseModel):
     code: str | None = Field(
         None, description="A stable word for what went wrong at the store, a source or a target."
     )
+    position: int | None = Field(
+        None, description="Where in an expression it is wrong, in characters from 1."
+    )
 
 
 class Problem(Exception):  # noqa: N818 - the standard's word

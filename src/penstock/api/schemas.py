@@ -112,14 +112,19 @@ class ConsumerMessages(BaseModel):
     data: list[_ConsumerMessage]
 
 
-class _StreamMessage(_Message):
+class StreamMessage(_Message):
+    """A message of a stream."""
+
     position: PositionBody
 
 
 class StreamMessages(Page):
     """Messages of a stream, in its order."""
 
-    data: list[_StreamMessage]
+    data: list[StreamMessage]
+    looked_at: int = Field(description="How many messages this page was found among.")
+    failures: int = Field(description="For how many of these the filter can't be evaluated.")
+    failure: str | None = Field(description="Why, of the first of them.")
 
 
 class _Letter(BaseModel):

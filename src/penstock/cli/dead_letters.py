@@ -212,7 +212,7 @@ def purge_letters(
             which = "these" if numbers or sink or consumer or replayed else "all"
             raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
         count = sum(
-            letters.store.letters.purge(sink, consumer, number, replayed=replayed)
+            letters.store.letters.purge(sink, consumer, number, replayed=replayed or None)
             for number in numbers or (None,)
         )
     typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")

@@ -3,14 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter
 from penstock.streams.connection import Lends
 from penstock.streams.records import StoredLetter
 
-_SQL: Final = queries.load("penstock.streams", "store.sql")
+_QUERIES: Final = queries.load("penstock.streams", "store.sql")
+_SQL: Final = {
+    name: text.replace("{fits}", _QUERIES["letter_fits"]) for name, text in _QUERIES.items()
+}
+
+
+class Fitting(TypedDict, total=False):
+    """What dead letters may be selected by; None of a member leaves it out.
+
+    Attributes:
+        code: Their cause.
+        key: The idempotency key of their message.
+        text: Stands in the reason, the message, its key or its subject, upper or lower case.
+        replayed: Whether they were replayed.
+        through: The last number.
+    """
+
+    code: str | None
+    key: str | None
+    text: str | None
+    replayed: bool | None
+    through: int | None
+
+
+class Cause(NamedTuple):
+    """The dead letters of a sink or a consumer with one code; `reason` is that of the newest."""
+
+    sink: str | None
+    consumer: str | None
+    code: str
+    waiting: int
+    replayed: int
+    first_at: datetime
+    last_at: datetime
+    last_id: int
+    reason: str
+
+
+_ALL: Final[dict[str, Any]] = {
+    **dict.fromkeys(("sink", "consumer", "id", "code", "key", "text", "replayed", "through")),
+    "after": 0,
+}
 
 
 class DeadLetters:
@@ -47,25 +89,24 @@ class DeadLetters:
         limit: int = 100,
         offset: int = 0,
         after: int = 0,
-        *,
-        unreplayed: bool = False,
+        **more: Unpack[Fitting],
     ) -> list[StoredLetter]:
-        """Return dead letters behind number `after`, oldest first; of one sink or consumer if named.
-
-        With `unreplayed` only those that were not replayed.
-        """
-        values = {
-            "sink": sink, "consumer": consumer, "id": None, "limit": limit, "offset": offset,
-            "after": after, "unreplayed": unreplayed,
-        }  # fmt: skip
+        """Return dead letters behind number `after`, oldest first; of one sink or consumer if named."""
+        given = {"sink": sink, "consumer": consumer, "after": after, **more}
+        values = {**_ALL, **given, "limit": limit, "offset": offset}
         return [StoredLetter(*row) for row in self._connection.rows(_SQL["dead_letters"], values)]
+
+    def causes(
+        self, sink: str | None = None, consumer: str | None = None, **more: Unpack[Fitting]
+    ) -> list[Cause]:
+        """Return how many dead letters of each sink and consumer have each code."""
+        values = {**_ALL, "sink": sink, "consumer": consumer, **more}
+        rows = self._connection.rows(_SQL["dead_letter_causes"], values)
+        return [Cause(*row) for row in rows]
 
     def get(self, id: int) -> StoredLetter | None:  # noqa: A002 - the field's name
         """Return one dead letter, None if there is none of that id."""
-        values = {
-            "sink": None, "consumer": None, "id": id, "limit": 1, "offset": 0, "after": 0,
-            "unreplayed": False,
-        }  # fmt: skip
+        values = {**_ALL, "id": id, "limit": 1, "offset": 0}
         rows = self._connection.rows(_SQL["dead_letters"], values)
         return StoredLetter(*rows[0]) if rows else None
 
@@ -79,14 +120,10 @@ class DeadLetters:
         sink: str | None = None,
         consumer: str | None = None,
         id: int | None = None,  # noqa: A002 - the field's name
-        *,
-        replayed: bool = False,
+        **more: Unpack[Fitting],
     ) -> int:
-        """Delete the dead letters that fit all that is given; return how many there were.
-
-        With `replayed` only those that were replayed.
-        """
-        values = {"sink": sink, "consumer": consumer, "id": id, "replayed": replayed}
+        """Delete the dead letters that fit all that is given; return how many there were."""
+        values = {**_ALL, "sink": sink, "consumer": consumer, "id": id, **more}
         with self._connection.lend() as connection:
             return connection.execute(_SQL["purge"], values).rowcount
 

@@ -190,26 +190,43 @@ ON CONFLICT (sink, idempotency_key) DO UPDATE
 SET subject = excluded.subject, code = excluded.code, reason = excluded.reason,
     message = excluded.message, at = now(), replayed_at = NULL
 
+-- name: letter_fits
+-- The condition that a dead letter `d` fits all that is given.
+(%(sink)s::text IS NULL OR d.sink = %(sink)s)
+  AND (%(consumer)s::text IS NULL
+       OR d.consumer_id = (SELECT id FROM penstock.consumers WHERE name = %(consumer)s))
+  AND (%(id)s::bigint IS NULL OR d.id = %(id)s)
+  AND d.id > %(after)s AND (%(through)s::bigint IS NULL OR d.id <= %(through)s)
+  AND (%(code)s::text IS NULL OR d.code = %(code)s)
+  AND (%(key)s::text IS NULL OR d.idempotency_key = %(key)s)
+  AND (%(replayed)s::bool IS NULL OR (d.replayed_at IS NOT NULL) = %(replayed)s)
+  AND (%(text)s::text IS NULL
+       OR strpos(lower(concat_ws(' ', d.idempotency_key, d.subject, d.reason, d.message)),
+                 lower(%(text)s)) > 0)
+
 -- name: dead_letters
 SELECT d.id, d.sink, c.name, d.lsn, d.idx, d.idempotency_key, d.subject, d.code, d.reason, d.message,
        d.deliver_count, d.at, d.replayed_at
 FROM penstock.dead_letters d LEFT JOIN penstock.consumers c ON c.id = d.consumer_id
-WHERE (%(sink)s::text IS NULL OR d.sink = %(sink)s)
-  AND (%(consumer)s::text IS NULL OR c.name = %(consumer)s)
-  AND (%(id)s::bigint IS NULL OR d.id = %(id)s)
-  AND d.id > %(after)s AND (NOT %(unreplayed)s OR d.replayed_at IS NULL)
+WHERE {fits}
 ORDER BY d.id LIMIT %(limit)s OFFSET %(offset)s
+
+-- name: dead_letter_causes
+-- How many dead letters of each sink and consumer have each cause, with the reason of the newest.
+SELECT g.sink, c.name, g.code, g.waiting, g.replayed, g.first_at, g.last_at, g.last_id,
+       (SELECT left(n.reason, 500) FROM penstock.dead_letters n WHERE n.id = g.last_id)
+FROM (
+    SELECT d.sink, d.consumer_id, d.code, count(*) - count(d.replayed_at) AS waiting,
+           count(d.replayed_at) AS replayed, min(d.at) AS first_at, max(d.at) AS last_at,
+           max(d.id) AS last_id
+    FROM penstock.dead_letters d WHERE {fits} GROUP BY d.sink, d.consumer_id, d.code
+) g LEFT JOIN penstock.consumers c ON c.id = g.consumer_id
 
 -- name: mark_replayed
 UPDATE penstock.dead_letters SET replayed_at = now() WHERE id = %s
 
 -- name: purge
-DELETE FROM penstock.dead_letters d
-WHERE (%(sink)s::text IS NULL OR d.sink = %(sink)s)
-  AND (%(consumer)s::text IS NULL
-       OR d.consumer_id = (SELECT id FROM penstock.consumers WHERE name = %(consumer)s))
-  AND (%(id)s::bigint IS NULL OR d.id = %(id)s)
-  AND (NOT %(replayed)s OR d.replayed_at IS NOT NULL)
+DELETE FROM penstock.dead_letters d WHERE {fits}
 
 -- name: create_token
 INSERT INTO penstock.tokens (name, hash, role, consumers) VALUES (%s, %s, %s, %s)

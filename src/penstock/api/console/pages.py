@@ -6,6 +6,7 @@ from typing import Final
 
 from penstock.api.console import overview, sources, targets, tokens
 from penstock.api.console import backfills, changes, overview, syncs, tokens
+from penstock.api.console import dead_letters, overview, streams, tokens
 from penstock.api.console.page import Page
 
 PAGES: Final[tuple[Page, ...]] = (
@@ -15,5 +16,7 @@ PAGES: Final[tuple[Page, ...]] = (
     backfills.PAGE,
     syncs.PAGE,
     changes.PAGE,
+    streams.PAGE,
+    dead_letters.PAGE,
     tokens.PAGE,
 )

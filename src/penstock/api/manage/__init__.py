@@ -13,6 +13,7 @@ from penstock.api.manage import (
     dead_letters,
     entities,
     http_consumers,
+    messages,
     nats_consumers,
     plans,
     providers,
@@ -43,7 +44,7 @@ def router(
     if state is not None:
         status.add(api, state)
     if context is not None:
-        streams.add_search(api, consumers)
+        messages.add(api, consumers)
         entities.add(api, context)
         nats_consumers.add(api, context)
         databases.add(api, context)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from penstock.api.manage.context import Context
-from penstock.api.manage.pages import Paged, after, following
+from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented, problem_of, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
 from penstock.api.schemas import Page, Success
+from penstock.config.consumers import storable
+from penstock.config.settings import Config
 from penstock.config.strict import DIGITS, Flag, Whole
 from penstock.core.errors import PenstockError
+from penstock.streams.letters import Cause
 from penstock.streams.records import StoredLetter
 
 _LETTERS: Final = "/v1/dead-letters"
@@ -26,11 +30,18 @@ _MAX_ID: Final = 2**63 - 1
 _AT_ONCE: Final = 100
 
 _Id = Annotated[int, Path(alias="id", ge=1, le=_MAX_ID), DIGITS]
+_Text = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(storable)]
 
 
 class _Query(Paged):
     sink: str | None = Field(None, description="Those of this sink, by name or id.")
     consumer: str | None = Field(None, description="Those of this consumer, by name or id.")
+    code: _Text | None = Field(None, description="Those of this cause, as `max_deliver`.")
+    text: _Text | None = Field(
+        None, description="Those with this in their reason, message, key or subject."
+    )
+    replayed: bool | None = Field(None, description="Those that were replayed, or were not.")
+    idempotency_key: _Text | None = Field(None, description="Those of the message with this key.")
 
 
 class _Letter(BaseModel):
@@ -58,6 +69,26 @@ class _LettersPage(Page):
     data: list[_Letter]
 
 
+class _Cause(BaseModel):
+    """The dead letters of a sink or a consumer that have one cause."""
+
+    sink: str | None
+    consumer: str | None
+    code: str
+    waiting: int = Field(description="Those that were not replayed.")
+    replayed: int
+    first_at: datetime
+    last_at: datetime
+    last_id: int
+    reason: str = Field(description="That of the newest.")
+
+
+class _Causes(Page):
+    """Causes by sink and consumer."""
+
+    data: list[_Cause]
+
+
 class _Selection(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -70,6 +101,25 @@ class _Selection(BaseModel):
     ) = None
     sink: str | None = None
     consumer: str | None = None
+    code: _Text | None = Field(None, description="Of these those of one cause.")
+    text: _Text | None = Field(
+        None, description="Of these those with it in their reason, message, key or subject."
+    )
+    through: Annotated[Whole, Field(ge=1, le=_MAX_ID)] | None = Field(
+        None, description="Up to this id: what has come since it was looked at stays."
+    )
+
+    def check(self) -> None:
+        """Raise `Problem` where nothing says which."""
+        if all(each is None for each in (self.ids, self.sink, self.consumer, self.code, self.text)):
+            raise wrong("ids", "missing: give ids, a sink, a consumer, a code or a text")
+
+
+class _Again(_Selection):
+    after: Annotated[Whole, Field(ge=0, le=_MAX_ID)] = Field(
+        0, description="Behind this id: the `last` of the answer before."
+    )
+    limit: Annotated[Whole, Field(ge=1, le=_AT_ONCE)] = _AT_ONCE
 
 
 class _Dropped(_Selection):
@@ -87,6 +137,7 @@ class _Replayed(BaseModel):
     replayed: int
     failed: list[_Failed]
     left: bool
+    last: int | None = Field(description="The id of the last one of these; null of none.")
 
 
 class _Count(BaseModel):
@@ -114,11 +165,11 @@ def add(api: APIRouter, context: Context) -> None:
             raise Problem(404, f"There is no dead letter {number}.")
         return letter
 
-    async def replay(letter: StoredLetter) -> None:
+    async def replay(letter: StoredLetter, config: Config | None = None) -> None:
         if letter.consumer is not None:
             await (await context.consumers.get(letter.consumer)).replay(letter.id)
         elif context.tools is not None:
-            config = await pipelines_of(context)
+            config = config or await pipelines_of(context)
             await context.run_long(context.tools.replay, context.store, config, letter)
         else:
             raise Problem(409, "This process can't publish: `penstock dead-letters replay` can.")
@@ -127,9 +178,24 @@ def add(api: APIRouter, context: Context) -> None:
     async def list_letters(query: Annotated[_Query, Query()]) -> Response:
         (last,) = after(query.cursor, int) or (0,)
         sink, consumer = await named(query.sink, query.consumer)
-        found = await context.run(letters.page, sink, consumer, limit=query.limit + 1, after=last)
+        found = await context.run(
+            letters.page, sink, consumer, query.limit + 1, after=last, code=query.code,
+            text=query.text, replayed=query.replayed, key=query.idempotency_key,
+        )  # fmt: skip
         page, following_ = following(found, query.limit, lambda letter: (letter.id,))
         return json_answer({"data": [_body(letter) for letter in page], "next": following_})
+
+    @api.get(
+        "/v1/dead-letter-causes", response_model=_Causes, summary="Count dead letters by cause"
+    )
+    async def list_causes(query: Annotated[_Query, Query()]) -> Response:
+        sink, consumer = await named(query.sink, query.consumer)
+        found = await context.run(
+            letters.causes, sink, consumer, code=query.code, text=query.text,
+            replayed=query.replayed, key=query.idempotency_key,
+        )  # fmt: skip
+        page, last = paged(found, query, _cause)
+        return json_answer({"data": [each._asdict() for each in page], "next": last})
 
     @api.get(f"{_LETTERS}/{{id}}", response_model=_WholeLetter, summary="Show a dead letter")
     async def show_letter(number: _Id) -> Response:
@@ -157,52 +223,64 @@ def add(api: APIRouter, context: Context) -> None:
         "/v1/replay-dead-letters",
         response_model=_Replayed,
         summary="Deliver many dead letters again",
-        description=f"Those with these `ids`, or the first {_AT_ONCE} of a sink or a consumer that "
-        "were not replayed. What fails stays as it is.",
+        description=f"Those with these `ids`, or the first {_AT_ONCE} that were not replayed of those "
+        "that fit all that is given. What fails stays as it is; go on behind it by `after`.",
         responses=documented(409, 413),
-        openapi_extra=body_of(_Selection),
+        openapi_extra=body_of(_Again),
     )
     async def replay_letters(request: Request) -> Response:
-        selection = _Selection.model_validate(await read_object(request))
+        selection = _Again.model_validate(await read_object(request))
         found, left = await selected(selection)
+        of_sinks = context.tools is not None and any(letter.consumer is None for letter in found)
+        config = await pipelines_of(context) if of_sinks else None
         failed = []
         for letter in found:
             try:
-                await replay(letter)
+                await replay(letter, config)
             except (PenstockError, Problem) as error:
                 failed.append({"id": letter.id, "detail": problem_of(error).detail})
-        return json_answer({"replayed": len(found) - len(failed), "failed": failed, "left": left})
+        last = found[-1].id if found else None
+        count = len(found) - len(failed)
+        return json_answer({"replayed": count, "failed": failed, "left": left, "last": last})
 
-    async def selected(selection: _Selection) -> tuple[Sequence[StoredLetter], bool]:
+    async def selected(selection: _Again) -> tuple[Sequence[StoredLetter], bool]:
         sink, consumer = await named(selection.sink, selection.consumer)
+        selection.check()
         if selection.ids is not None:
-            if sink is not None or consumer is not None:
-                raise wrong("ids", "give ids, a sink or a consumer: one of them")
+            if any(each is not None for each in (sink, consumer, selection.code, selection.text)):
+                raise wrong("ids", "give ids alone, or what dead letters shall fit")
             return [await letter_of(number) for number in selection.ids], False
-        if sink is None and consumer is None:
-            raise wrong("ids", "missing: give ids, a sink or a consumer")
-        found = await context.run(letters.page, sink, consumer, limit=_AT_ONCE + 1, unreplayed=True)
-        return found[:_AT_ONCE], len(found) > _AT_ONCE
+        limit = selection.limit
+        found = await context.run(
+            letters.page, sink, consumer, limit + 1, after=selection.after, replayed=False,
+            code=selection.code, text=selection.text, through=selection.through,
+        )  # fmt: skip
+        return found[:limit], len(found) > limit
 
     @api.post(
         "/v1/drop-dead-letters",
         response_model=_Count,
         summary="Delete many dead letters for ever",
-        description="Those that fit all that is given; one of `ids`, `sink` and `consumer` must be.",
+        description="Those that fit all that is given; one of `ids`, `sink`, `consumer`, `code` and "
+        "`text` must be.",
         responses=documented(413),
         openapi_extra=body_of(_Dropped),
     )
     async def drop_letters(request: Request) -> Response:
         selection = _Dropped.model_validate(await read_object(request))
         sink, consumer = await named(selection.sink, selection.consumer)
-        if selection.ids is None and sink is None and consumer is None:
-            raise wrong("ids", "missing: give ids, a sink or a consumer")
+        selection.check()
         count = 0
         for number in selection.ids or (None,):
             count += await context.run(
-                letters.purge, sink, consumer, number, replayed=selection.replayed
-            )
+                letters.purge, sink, consumer, number, replayed=selection.replayed or None,
+                code=selection.code, text=selection.text, through=selection.through,
+            )  # fmt: skip
         return json_answer({"dropped": count})
+
+
+def _cause(cause: Cause) -> str:
+    return json.dumps([cause.sink, cause.consumer, cause.code])
 
 
 def _body(letter: StoredLetter) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from penstock.core.message import Position
-from penstock.streams.consumers.entry import Entry
+from penstock.streams.consumers.entry import Entry, StreamPosition
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
 from penstock.streams.consumers.loop import Loop
 from penstock.streams.consumers.reader import Reader
 from penstock.streams.consumers.receive_limit import Permits
 from penstock.streams.consumers.sessions import SQL, Sessions
+from penstock.streams.consumers.standing import Standing, standing_of
 from penstock.streams.consumers.state import State
 from penstock.streams.consumers.steps import Steps
 from penstock.streams.consumers.types import (
@@ -178,6 +179,18 @@ class Consumer:
         await reader.view.refresh()
         rows = await reader.behind(found.cursor, found.parked, limit)
         return [ConsumerMessage(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]
+
+    async def standing(self, at: StreamPosition) -> Standing:
+        """Return where the message at a position of the stream's own stands."""
+
+        async def work() -> Standing:
+            state = await self._steps.load_newest()
+            reader = self._steps.reader
+            group, _ = await reader.groups_of(at)
+            taken = await reader.takes(at)
+            return standing_of(state, at, group, self._sessions.clock.now(), taken=taken)
+
+        return await self._loop.alone(work)
 
     async def dead_letters(self, limit: int, after: int = 0) -> list[ConsumerLetter]:
         """Return dead letters behind number `after`, replayed ones too, the oldest first."""

@@ -107,6 +107,27 @@ WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %
   AND {condition}
 ORDER BY m.lsn, m.idx LIMIT %(limit)s
 
+-- name: browsed
+-- A window of a segment: its first or last messages behind one position, up to another, that fulfil what
+-- an index answers. Beside each, empty, `!` and why it can't be evaluated, or null where it isn't sought.
+SELECT m.lsn, m.idx, CASE WHEN left(f.passed, 1) = '!' THEN f.passed ELSE left(f.passed, 0) END
+FROM (
+    SELECT * FROM {segment} m
+    WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
+      AND {indexed}
+    ORDER BY m.lsn {order}, m.idx {order} LIMIT %(limit)s
+) m CROSS JOIN LATERAL (SELECT CASE WHEN {condition} THEN {passed} END AS passed OFFSET 0) f
+ORDER BY m.lsn {order}, m.idx {order}
+
+-- name: takes
+-- Whether a consumer takes a message of a segment.
+SELECT coalesce({matches}, false) FROM {segment} m WHERE (m.lsn, m.idx) = (%s, %s)
+
+-- name: letters_at
+-- The dead letters of some consumers at a position.
+SELECT consumer_id, id, code, reason, coalesce(deliver_count, 0), at, replayed_at
+FROM penstock.dead_letters WHERE consumer_id = ANY (%s) AND (lsn, idx) = (%s, %s)
+
 -- name: named
 -- Whether a stream or a consumer has the name.
 SELECT FROM penstock.streams WHERE name = %(name)s

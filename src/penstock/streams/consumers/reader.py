@@ -180,6 +180,20 @@ class Reader:
 
         return await self.view.whole(work)
 
+    async def takes(self, position: StreamPosition) -> bool:
+        """Return whether the message at a position is one of the consumer's."""
+
+        async def work() -> bool:
+            for segment in self.view.segments:
+                if segment.after < position <= segment.through:
+                    table = segment_table(segment.id)
+                    query = composed("takes", segment=table, matches=self.view.matches)
+                    for (taken,) in await self._sessions.rows(query, position):
+                        return bool(taken)
+            return True
+
+        return True if self.view.matches is ALL else await self.view.whole(work)
+
     async def before_last(self) -> StreamPosition:
         """Return the position before the consumer's newest message, the head where it has none."""
         return await self.view.whole(self._before_last)

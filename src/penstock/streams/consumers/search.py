@@ -18,7 +18,7 @@ from penstock.streams.consumers.entry import StreamPosition
 from penstock.streams.consumers.reader import Reader
 from penstock.streams.consumers.selection import ALL, PROVIDER
 from penstock.streams.consumers.sessions import Sessions, composed
-from penstock.streams.consumers.view import StreamRef
+from penstock.streams.consumers.view import StreamRef, StreamView
 from penstock.streams.copy import KEY_BYTES
 from penstock.streams.names import segment_table
 from penstock.streams.records import commit_position, stream_end
@@ -35,7 +35,7 @@ _EVENTS: Final = {
     "upstream_id": sql.SQL("m.message::json -> 'event' ->> 'upstream_id' = %(upstream_id)s"),
     "deleted": sql.SQL("m.message::json -> 'event' ->> 'deleted' = %(deleted)s"),
 }
-_TABLE: Final = sql.SQL("m.table_schema = %(schema)s AND m.table_name = %(table)s")
+TABLE_IS: Final = sql.SQL("m.table_schema = %(schema)s AND m.table_name = %(table)s")
 
 
 class Key(NamedTuple):
@@ -73,18 +73,24 @@ class StreamSearch:
     """Finds messages of one stream; `base` is what its LSNs have over the source's."""
 
     def __init__(self, sessions: Sessions, stream: StreamRef, base: int) -> None:
-        self._sessions = sessions
-        self._base = base
+        self.sessions = sessions
+        self.stream = stream
+        self.base = base
         self._reader = Reader(sessions, stream, 0, ConsumerSettings(deletes=True))
+
+    @property
+    def view(self) -> StreamView:
+        """The stream, whole."""
+        return self._reader.view
 
     def behind(self, position: Position) -> StreamPosition:
         """Return the stream's own position of the last message at `position`."""
-        lsn = max(0, min(position.lsn + self._base, (1 << 63) - 1))
+        lsn = max(0, min(position.lsn + self.base, (1 << 63) - 1))
         return lsn, stream_end(position.idx)
 
     async def at_time(self, time: datetime) -> StreamPosition:
         """Return the position before the first message that was committed at `time` or later."""
-        await self._reader.view.refresh()
+        await self.view.refresh()
         text = time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return await self._reader.at_time(text)
 
@@ -95,16 +101,16 @@ class StreamSearch:
 
         Of a stream of kind rows only the newest version of each row is there.
         """
-        view = self._reader.view
+        view = self.view
         await view.refresh()
         return await view.whole(lambda: self._page(after, limit, key))
 
     async def _page(
         self, after: StreamPosition, limit: int, key: Key | EventKey | None
     ) -> list[Found]:
-        view = self._reader.view
+        view = self.view
         found: list[Found] = []
-        condition, values = _condition(key, of_rows=view.of_rows)
+        condition, values = condition_of(key, of_rows=view.of_rows)
         for segment in view.segments:
             begin, last = max(after, segment.after), min(view.head, segment.through)
             if begin >= last or len(found) >= limit:
@@ -115,14 +121,14 @@ class StreamSearch:
                 condition=view.newest(segment, condition),
             )
             params = {**view.range(begin, last), **values, "limit": limit - len(found)}
-            for lsn, idx, text in await self._sessions.messages(query, params):
+            for lsn, idx, text in await self.sessions.messages(query, params):
                 position = commit_position(lsn, idx)
-                shown = Position(position.lsn - self._base, position.idx)
+                shown = Position(position.lsn - self.base, position.idx)
                 found.append(Found((lsn, idx), shown, text))
         return found
 
 
-def _condition(
+def condition_of(
     key: Key | EventKey | None, *, of_rows: bool
 ) -> tuple[sql.Composable, dict[str, Any]]:
     """Return the condition that a message is of `key`, and its parameters."""
@@ -136,7 +142,7 @@ def _condition(
     start = key_start(key.schema, key.table, *key.columns)
     hashes = [group_hash(start + values + b"]") for values in key.values]
     # Of two groups with one hash only this table's is meant.
-    condition = sql.SQL("{} AND {}").format(_GROUPS, _TABLE)
+    condition = sql.SQL("{} AND {}").format(_GROUPS, TABLE_IS)
     return condition, {"hashes": hashes, "schema": key.schema, "table": key.table}
 
 

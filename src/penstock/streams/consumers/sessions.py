@@ -29,6 +29,7 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 L = TypeVar("L", Connection, Line)
 
 _APPLICATION: Final = "penstock consumers"
+_SEARCHES: Final = 2
 
 
 def composed(name: str, **parts: sql.Composable) -> sql.Composed:
@@ -88,6 +89,8 @@ class Sessions:
         self._lines: list[Line] = []
         self._free = asyncio.Semaphore(size)
         self._closed = False
+        self.searches = asyncio.Semaphore(_SEARCHES)
+        """Searches that evaluate a condition take turns: workers' requests need connections, too."""
 
     async def connect(self, application: str = _APPLICATION) -> Connection:
         """Return a connection that is not one of the pool's; raises `StoreUnavailable`."""

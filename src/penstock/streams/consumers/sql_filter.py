@@ -51,15 +51,20 @@ def planned(text: str, columns: Columns | None, source: str, version: int) -> Tr
             f"{FIELD}: the tables of source {source!r} are not known yet, as it never ran: start "
             "`penstock run`, and try again."
         )
+    try:
+        return translated(text, columns, version)
+    except ExpressionError as error:
+        raise WrongSetting(f"{FIELD}: {error}.", FIELD) from None
+
+
+def translated(text: str, columns: Columns, version: int) -> Translated:
+    """Return a condition in SQL as `planned` does; raises `ExpressionError`."""
     # The parser takes a while to import.
     from penstock.expressions.parse import parse_condition  # noqa: PLC0415
     from penstock.expressions.postgres.translate import translate  # noqa: PLC0415
 
     casing = "pg_c_utf8" if version // 10_000 >= _UNICODE else "default"
-    try:
-        return translate(parse_condition(text), columns, casing=casing)
-    except ExpressionError as error:
-        raise WrongSetting(f"{FIELD}: {error}.", FIELD) from None
+    return translate(parse_condition(text), columns, casing=casing)
 
 
 def install(connection: psycopg.Connection[Any], consumer: int, stream: int, text: str) -> None:

@@ -1,0 +1,219 @@
+"""Browses a stream: messages by table, action and condition, the oldest or the newest first.
+
+A search ends after some time whatever it has found, and another goes on where it has ended: so a
+stream of many millions of messages is searched without any request that takes long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import psycopg
+from psycopg import sql
+from psycopg.types.string import ByteaBinaryLoader
+
+from penstock.streams.catalogs import read_catalog
+from penstock.streams.consumers import sql_filter
+from penstock.streams.consumers.entry import StreamPosition
+from penstock.streams.consumers.search import TABLE_IS, Found, Key, StreamSearch, condition_of
+from penstock.streams.consumers.selection import ALL
+from penstock.streams.consumers.sessions import Connection, composed
+from penstock.streams.consumers.types import Refused, WrongSetting
+from penstock.streams.consumers.view import Segment
+from penstock.streams.names import segment_table
+from penstock.streams.records import commit_position
+
+if TYPE_CHECKING:
+    from penstock.expressions.postgres.translate import Translated
+
+END: Final[StreamPosition] = ((1 << 63) - 1, (1 << 63) - 1)
+"""Behind all positions."""
+_SECONDS: Final = 0.12
+_MOST_SECONDS: Final = 5
+"""How long one window of messages may take; a regular expression may never end."""
+_WINDOW: Final = 500
+_WINDOWS: Final = 8_000
+_SCHEMA_IS: Final = sql.SQL("m.table_schema = %(schema)s")
+_ACTION_IS: Final = sql.SQL("m.action = %(action)s")
+_PASSES: Final = sql.SQL("''")
+_ORDER: Final = {True: sql.SQL("DESC"), False: sql.SQL("ASC")}
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What is looked for; what is None leaves nothing out.
+
+    Attributes:
+        key: The messages of one row, or of one group.
+        table: Those of a schema, and of its table of that name if it is given.
+        action: Those with this action.
+        condition: Those for which it holds, as `condition` returns it.
+        newest_first: In which order.
+    """
+
+    key: Key | None = None
+    table: tuple[str, str | None] | None = None
+    action: str | None = None
+    condition: Translated | None = None
+    newest_first: bool = False
+
+
+class Browsed(NamedTuple):
+    """What was found.
+
+    Attributes:
+        found: In the order that was asked for.
+        end: The last position that was looked at; None where nothing is left.
+        looked_at: How many messages that was.
+        failures: For how many of them the condition can't be evaluated.
+        failure: Why, of the first.
+    """
+
+    found: Sequence[Found]
+    end: StreamPosition | None
+    looked_at: int
+    failures: int
+    failure: str | None
+
+
+async def condition(search: StreamSearch, text: str) -> Translated:
+    """Return a condition on the messages of a stream.
+
+    Raises `ExpressionError` for what its source's tables refuse, and `Refused` where they are not
+    known yet.
+    """
+    rows = await search.sessions.rows(sql_filter.FILTER_SQL["catalog"], (search.stream.id,))
+    tables, source, version = rows[0]
+    if tables is None:
+        raise Refused(
+            f"The tables of source {source!r} are not known yet, as it never ran: start "
+            "`penstock run`, and filter then."
+        )
+    columns = read_catalog(tables)
+    # In a thread, as the parser takes a while to import.
+    return await asyncio.to_thread(sql_filter.translated, text, columns, version)
+
+
+async def browse(
+    search: StreamSearch, sought: Sought, low: StreamPosition, high: StreamPosition, limit: int
+) -> Browsed:
+    """Return the first messages in (low, high], in the order sought; `limit` at most."""
+    await search.view.refresh()
+    return await search.view.whole(lambda: _browse(search, sought, low, high, limit))
+
+
+async def _browse(
+    search: StreamSearch, sought: Sought, low: StreamPosition, high: StreamPosition, limit: int
+) -> Browsed:
+    if sought.condition is None:
+        async with search.sessions.session() as connection:
+            return await _Walk(search, sought, connection, _PASSES).take(low, high, limit)
+    name = f"search_{secrets.token_hex(8)}"
+    async with search.sessions.searches, search.sessions.session() as connection:
+        try:
+            # The function is the transaction's own: nothing is left of it.
+            async with connection.transaction(force_rollback=True):
+                await connection.execute(f"SET LOCAL statement_timeout = '{_MOST_SECONDS}s'")
+                await connection.execute(sql_filter.create(name, sought.condition))
+                walk = _Walk(search, sought, connection, sql_filter.passed(name))
+                return await walk.take(low, high, limit)
+        except psycopg.errors.QueryCanceled:
+            raise WrongSetting(
+                f"filter: it takes too long, more than {_MOST_SECONDS} s for some messages: make"
+                " its patterns simpler.",
+                "filter",
+            ) from None
+
+
+class _Walk:
+    """One search through a stream's segments, over one connection."""
+
+    def __init__(
+        self, search: StreamSearch, sought: Sought, connection: Connection, passed: sql.Composable
+    ) -> None:
+        self._search = search
+        self._sought = sought
+        self._connection = connection
+        self._passed = passed
+        of_rows = search.view.of_rows
+        self._indexed, self._values = condition_of(sought.key, of_rows=of_rows)
+        conditions = []
+        if sought.table is not None:
+            self._values |= {"schema": sought.table[0], "table": sought.table[1]}
+            conditions.append(_SCHEMA_IS if sought.table[1] is None else TABLE_IS)
+        if sought.action is not None:
+            self._values["action"] = sought.action
+            conditions.append(_ACTION_IS)
+        self._condition = sql.SQL(" AND ").join(conditions) if conditions else ALL
+        # Where each message is sought, a window larger than the page would be read in vain.
+        self._sparse = bool(conditions) or sought.condition is not None
+
+    async def take(self, low: StreamPosition, high: StreamPosition, limit: int) -> Browsed:
+        view, down = self._search.view, self._sought.newest_first
+        found: list[Found] = []
+        looked_at = failures = 0
+        failure: str | None = None
+        rows = max(_WINDOW, limit + 1) if self._sparse else limit + 1
+        deadline = time.monotonic() + _SECONDS
+        for segment in reversed(view.segments) if down else view.segments:
+            begin, last = max(low, segment.after), min(high, segment.through, view.head)
+            while begin < last:
+                window = await self._window(segment, begin, last, rows)
+                looked_at += len(window)
+                wrong = [text for *_, text in window if text]
+                failures += len(wrong)
+                failure = failure or (wrong[0].decode()[1:] if wrong else None)
+                at = [(lsn, idx) for lsn, idx, text in window if text == b""]
+                room = limit - len(found)
+                found += await self._messages(segment, at[:room])
+                if len(at) > room:
+                    return Browsed(found, found[-1].at, looked_at, failures, failure)
+                if len(window) < rows:
+                    break
+                lsn, idx, _ = window[-1]
+                if time.monotonic() > deadline:
+                    return Browsed(found, (lsn, idx), looked_at, failures, failure)
+                if down:
+                    last = (lsn, idx - 1)
+                else:
+                    begin = (lsn, idx)
+                rows = min(rows * 2, _WINDOWS)
+        return Browsed(found, None, looked_at, failures, failure)
+
+    async def _window(
+        self, segment: Segment, begin: StreamPosition, last: StreamPosition, rows: int
+    ) -> list[Any]:
+        view = self._search.view
+        query = composed(
+            "browsed",
+            segment=segment_table(segment.id),
+            indexed=self._indexed,
+            condition=view.newest(segment, self._condition),
+            passed=self._passed,
+            order=_ORDER[self._sought.newest_first],
+        )
+        return await self._rows(query, {**view.range(begin, last), **self._values, "limit": rows})
+
+    async def _messages(self, segment: Segment, at: Sequence[StreamPosition]) -> list[Found]:
+        if not at:
+            return []
+        query = composed("messages", segment=segment_table(segment.id), condition=ALL)
+        params = {"lsns": [lsn for lsn, _ in at], "idxs": [idx for _, idx in at]}
+        texts = {(lsn, idx): text for lsn, idx, text in await self._rows(query, params)}
+        made = []
+        for lsn, idx in at:
+            if (text := texts.get((lsn, idx))) is not None:
+                position = commit_position(lsn - self._search.base, idx)
+                made.append(Found((lsn, idx), position, text))
+        return made
+
+    async def _rows(self, query: sql.Composed, params: dict[str, Any]) -> list[Any]:
+        async with self._connection.cursor(binary=True) as cursor:
+            cursor.adapters.register_loader("text", ByteaBinaryLoader)
+            await cursor.execute(query, params)
+            return await cursor.fetchall()

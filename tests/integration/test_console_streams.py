@@ -1,0 +1,158 @@
+"""The console's streams and messages in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page
+from tests.api_help import ApiServer, Shop, known
+from tests.browser import NARROW, WIDE, Window
+from tests.streams_help import Change, deleted, inserted, publish, updated
+
+from penstock.core.message import UPDATE
+from penstock.embedded.handles import Database
+from penstock.expressions import ColumnType
+
+XSS = '"><img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
+COLUMNS = {"id": ColumnType("pg_catalog", "int8"), "amount": ColumnType("pg_catalog", "numeric")}
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        shop.store.save_catalog("shop", {("public", "items"): COLUMNS})
+        yield shop
+
+
+@pytest.fixture
+def console(shop: Shop) -> ApiServer:
+    return shop.api
+
+
+def paging(page: Page, text: str) -> None:
+    """Wait until the list reports this."""
+    page.locator("#list .paging", has_text=text).wait_for()
+
+
+def test_messages_are_found_by_what_is_typed(shop: Shop, window: Window) -> None:
+    window.login(shop.token)
+    page = window.open("streams/events")
+    page.get_by_text("No message yet").wait_for()
+    changes = [inserted(1, amount="5"), updated(2, amount="50"), deleted(3)]
+    publish(shop.store, shop.stream, [*changes, Change({"id": 4}, table="orders")])
+    page = window.open("streams")
+    page.get_by_role("link", name="events", exact=True).click()
+    rows = page.locator("#list tbody tr")
+    assert [text.split()[3] for text in rows.all_inner_texts()] == [
+        "insert", "delete", "update", "insert"
+    ]  # fmt: skip
+    page.get_by_label("Filter").fill("record.id > 0 and record.amout > 10")
+    fault = page.locator("#fault")
+    fault.wait_for()
+    text, caret = fault.locator("pre").inner_text().splitlines()[:2]
+    assert text[caret.index("^") :].startswith("record.amout")  # the caret is under the fault
+    assert "did you mean record.amount?" in fault.inner_text()
+    window.check_accessible()
+    page.get_by_label("Filter").fill("record.amount > 10")
+    paging(page, "1 found among 4 looked at")
+    assert (
+        "the filter can't be evaluated: record.amount not in" in page.locator("#list").inner_text()
+    )
+    assert "filter=record.amount+%3E+10" in page.url
+    shown = rows.all_inner_texts()
+    page.goto(page.url)
+    assert page.locator("#list tbody tr").all_inner_texts() == shown  # a link shows the same
+    page.get_by_role("link", name="Clear").click()
+    page.get_by_label("Action", exact=True).select_option("delete")
+    paging(page, "1 found among 4 looked at")
+    page.get_by_label("Action", exact=True).select_option("any")
+    page.get_by_label("Table", exact=True).fill("public.orders")
+    page.get_by_label("Key in the table").fill("4")
+    paging(page, "0 found")  # the tests' groups are not those of keys
+    page.get_by_label("Key in the table").fill("")
+    paging(page, "1 found among 4 looked at")
+    page.get_by_label("From time (UTC)").fill("nonsense")
+    page.get_by_text("expected a time with its offset").wait_for()
+    page.get_by_label("From time (UTC)").fill("2026-01-01 00:00:01")
+    page.get_by_text("Nothing fits").wait_for()
+
+
+def test_pages_go_back_in_time_and_on_from_a_position(shop: Shop, window: Window) -> None:
+    first, *_ = publish(shop.store, shop.stream, [inserted(n) for n in range(120)])
+    window.login(shop.token)
+    page = window.open("streams/events")
+    ids = page.locator("#list tbody tr td:nth-child(5)")
+    assert (ids.first.inner_text(), ids.count()) == ("119", 50)
+    page.get_by_role("link", name="Next page").click()
+    page.get_by_role("link", name="Next page").click()
+    page.get_by_role("link", name="First page").wait_for()
+    assert ids.all_inner_texts() == [str(n) for n in range(19, -1, -1)]
+    page = window.open(f"streams/events?after={first.lsn}:9")
+    assert ids.first.inner_text() == "10"
+    page.get_by_role("link", name="Next page").click()
+    page.get_by_role("link", name="First page").wait_for()
+    assert ids.first.inner_text() == "60"
+
+
+def test_a_tail_shows_what_comes(shop: Shop, window: Window) -> None:
+    publish(shop.store, shop.stream, [inserted(1)])
+    window.login(shop.token)
+    page = window.open("streams/events")
+    page.get_by_role("link", name="Tail live").click()
+    page.get_by_role("link", name="Stop the tail").wait_for()
+    publish(shop.store, shop.stream, [inserted(777)])
+    page.get_by_role("cell", name="777", exact=True).wait_for()
+
+
+def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -> None:
+    path = shop.consumer("mail", max_deliver=1)
+    change = Change({"id": 7, "name": "new", "note": XSS}, UPDATE, {"name": XSS})
+    publish(shop.store, shop.stream, [change])
+    (got,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
+    shop.client.post(f"{path}/nack", json={"ack_tokens": [got["ack_token"]]})
+    window.login(shop.token)
+    page = window.open("streams/events")
+    page.locator("#list tbody th a").click()
+    row = page.locator(".compare tr.changed")
+    assert row.locator("td").all_inner_texts() == [XSS, "new"]
+    assert page.locator(".compare tbody tr").count() == 3
+    assert page.get_by_role("row", name=re.compile("^events")).inner_text().split("\t")[1] == (
+        "waits for its delivery"
+    )
+    mail = page.get_by_role("row", name=re.compile("^mail"))
+    assert "dead letter" in mail.inner_text()
+    assert "max_deliver" in mail.inner_text()
+    curl = page.locator(".copy code", has_text="curl -H").inner_text()
+    assert re.search(r'"\$PENSTOCK_URL/v1/streams/events/messages/\d+:0"$', curl)
+    assert page.title().startswith("Message ")
+    assert page.locator("main img").count() == 0
+    for width, height in (NARROW, WIDE):
+        page.set_viewport_size({"width": width, "height": height})
+        window.check_fits()
+    window.check_accessible()
+    mail.get_by_role("link", name="max_deliver").click()
+    page.get_by_role("heading", name="Dead letter").first.wait_for()
+
+
+def test_hostile_names_are_text_and_a_viewer_sees_all(shop: Shop, window: Window) -> None:
+    publish(shop.store, shop.stream, [Change({"id": 1, "x": XSS}, table=XSS)])
+    viewer = shop.store.tokens.create("viewer", "viewer")
+    known(shop.api.as_bearer(viewer)).close()
+    window.login(viewer)
+    page = window.open("streams/events?filter=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E")
+    page.locator("#fault").wait_for()
+    page = window.open("streams/events")
+    page.get_by_role("cell", name="onerror=").first.wait_for()
+    assert page.title() == "events · Penstock"
+    assert page.locator("main img").count() == 0
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        for width, height in (NARROW, WIDE):
+            page.set_viewport_size({"width": width, "height": height})
+            window.check_fits()
+        window.check_accessible()
+    window.allow(404)
+    page = window.open("streams/nothing")
+    page.get_by_text("There is no stream 'nothing'.").wait_for()
