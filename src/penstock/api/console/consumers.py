@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+import orjson
 from starlette.responses import Response
 
 from penstock.api.console.lists import Column, Listing
@@ -124,6 +125,8 @@ async def _page(visit: Visit, code: int = 200) -> Response:
         facts = body["status"] or {}
         row = _http(name, {**body, **facts}, status)
         held = (await visit.get(f"{path}/messages", state="delivered", limit=_LOOK))["data"]
+        for each in held:
+            each["text"] = orjson.dumps(each.get("record") or each.get("event")).decode()
         letters = (await visit.get(f"{path}/dead-letters", limit=_LOOK))["data"]
     spec = body["settings"] if body["type"] == "nats" else _settings(body)
     problems = [
