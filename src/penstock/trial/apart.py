@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS: Final = 120.0
 _SECONDS: Final = 60.0
+_START_SECONDS: Final = 180.0
+"""How long the first trial of a process may take: it starts Spark, maybe on a busy machine."""
 
 
 class TrialError(PenstockError):
@@ -39,6 +41,7 @@ class TrialProcess:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._closed = False
+        self._patience = _START_SECONDS
 
     def __call__(self, config: Config, sink: str, messages: bytes) -> list[Outcome]:
         """Return what becomes of messages in JSON at a sink; raises `TrialError`."""
@@ -47,11 +50,12 @@ class TrialProcess:
                 pipe = self._started()
                 try:
                     pipe.send((config, sink, messages))
-                    if not pipe.poll(_SECONDS):
+                    if not pipe.poll(self._patience):
                         self._end()
                         raise TrialError(
-                            "", f"The trial took longer than {_SECONDS:.0f} s: try fewer."
+                            "", f"The trial took longer than {self._patience:.0f} s: try fewer."
                         )
+                    self._patience = _SECONDS
                     key, found = pipe.recv()
                     break
                 except (EOFError, OSError):  # it has ended of idleness at this moment, or died
@@ -81,6 +85,7 @@ class TrialProcess:
                 target=_serve, args=(theirs,), name="penstock-trial", daemon=True
             )
             self._process.start()
+            self._patience = _START_SECONDS
             theirs.close()
         return self._pipe
 

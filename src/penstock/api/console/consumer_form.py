@@ -19,8 +19,6 @@ __all__ = ["PAGE"]
 
 _TYPES: Final = ("pull", "webhook", "nats")
 _ACTIONS: Final = ("insert", "update", "delete", "read")
-_RECORDS: Final = ("records", "events")
-"""The streams of API syncs, which no sink makes."""
 _NUMBERS: Final = {
     "pull": ("ack_wait_ms", "max_deliver", "max_ack_pending"),
     "webhook": (
@@ -139,7 +137,7 @@ async def _page(visit: Visit, code: int = 200, entity: Row | None = None) -> Res
     form = visit.form
     spec = {} if entity is None else entity["spec"]
     stream, type_ = spec.get("stream") or form["stream"], spec.get("type") or form["type"] or "pull"
-    sink = None if stream in _RECORDS else await entity_of(visit, stream)
+    sink = await entity_of(visit, stream)
     of = {} if sink is None else sink["spec"]
     kind = "http" if type_ == "webhook" else "nats"
     targets = [

@@ -41,7 +41,7 @@ async def messages(visit: Visit) -> Response:
         found, why = await _recent(visit, form["from"])
     else:
         body = {
-            "tables": spec.get("tables") or ["*.*"],
+            "tables": spec.get("tables"),
             "limit": _MESSAGES,
             "wait_for_ms": _WAIT_MS,
         }

@@ -71,8 +71,8 @@ class _Outcomes(BaseModel):
 class _Next(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    tables: list[Annotated[str, BeforeValidator(_pattern)]] = Field(
-        ["*.*"], min_length=1, max_length=1000
+    tables: list[Annotated[str, BeforeValidator(_pattern)]] | None = Field(
+        None, min_length=1, max_length=1000, description="By default all of the source."
     )
     limit: Whole = Field(5, ge=1, le=_MOST)
     wait_for_ms: Whole = Field(10_000, ge=100, le=20_000)
@@ -129,7 +129,9 @@ def add(api: APIRouter, context: Context, tools: Tools) -> None:
     async def next_changes(source: str, request: Request) -> Response:
         asked = _Next.model_validate(await read_object(request))
         settings = await source_of(context, source)
-        tables = [TablePattern.parse(text) for text in asked.tables]
+        tables = settings.patterns
+        if asked.tables is not None:
+            tables = tuple(TablePattern.parse(text) for text in asked.tables)
         found = await context.run_trial(
             tools.next_changes, settings, tables, asked.limit, asked.wait_for_ms / 1000
         )
