@@ -71,7 +71,7 @@ class TrialProcess:
     def close(self) -> None:
         """End the process, whatever it is doing."""
         self._closed = True
-        if (process := self._process) is not None:
+        if (process := self._process) is not None and process.is_alive():
             process.kill()
         with self._lock:
             self._end()
@@ -92,8 +92,9 @@ class TrialProcess:
     def _end(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
-            self._process.kill()
-            self._process.join()
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
             self._pipe = None
 
 
