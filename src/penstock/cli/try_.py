@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -98,7 +98,9 @@ def _run(
     finally:
         trial.close()
     if as_json:
-        typer.echo(msgspec.json.encode([_described(outcome) for outcome in outcomes]))
+        from penstock.trial.trial import described
+
+        typer.echo(msgspec.json.encode([described(outcome) for outcome in outcomes]))
     else:
         _sum_up(outcomes)
     return int(any(outcome.result == "failed" for outcome in outcomes))
@@ -193,17 +195,6 @@ def _sum_up(outcomes: list[Outcome]) -> None:
     parts += [f"{n} {result}" for result, n in counts.items() if n and result != "sent"]
     milliseconds = 1_000 * sum(outcome.seconds for outcome in outcomes) / max(len(outcomes), 1)
     typer.echo(f"{', '.join(parts)}; {milliseconds:.2f} ms each. Nothing was delivered.")
-
-
-def _described(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "message": Raw(outcome.message.encode()),
-        "result": outcome.result,
-        "out": [{"message": Raw(s.body.encode()), "to": s.to} for s in outcome.out],
-        "code": outcome.code or None,
-        "why": outcome.why or None,
-        "milliseconds": round(outcome.seconds * 1_000, 3),
-    }
 
 
 def _console() -> Console:

@@ -58,6 +58,11 @@ def create(
     return made
 
 
+def is_running() -> bool:
+    """Return whether this process has a session."""
+    return SparkContext._active_spark_context is not None
+
+
 def _python(master: str) -> dict[str, str]:
     """Return what has a local session start Python as its JVM does."""
     jvm = _jvms[-1] if _jvms and master.startswith("local") else None  # else the caller's own

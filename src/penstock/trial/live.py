@@ -10,16 +10,17 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+from msgspec import Raw
 
 from penstock.config.sources import PostgresSource
 from penstock.core.errors import CaptureError
-from penstock.core.message import Position, source_tag
-from penstock.core.tables import matches_any
+from penstock.core.message import TRUNCATE, Position, source_tag
+from penstock.core.tables import TablePattern, matches_any
 from penstock.postgres.catalog import CaptureCatalog
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.decoder import Decoder
@@ -106,6 +107,32 @@ def read(
     if not found:
         return None
     return pa.Table.from_batches(found).combine_chunks().to_batches()[0].slice(0, count)
+
+
+def messages(
+    source: PostgresSource, tables: Sequence[TablePattern], count: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Return the same of some tables, as messages in the form that consumers get."""
+
+    def select(batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = zip(
+            batch.column("table_schema").to_pylist(), batch.column("table_name").to_pylist(),
+            batch.column("action").to_pylist(), strict=True,
+        )  # fmt: skip
+        mask = [a != TRUNCATE and matches_any(tables, schema, table) for schema, table, a in names]
+        return batch.filter(pa.array(mask, pa.bool_()))
+
+    batch = read(source, select, count, seconds)
+    return [] if batch is None else [_message(row) for row in batch.to_pylist()]
+
+
+def _message(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "record": Raw(row["record"].encode()),
+        "changes": Raw((row["changes"] or "null").encode()),
+        "action": row["action"],
+        "metadata": Raw(row["metadata"].encode()),
+    }
 
 
 def _rounds(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
+from msgspec import Raw
 
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings, Sink, SinkSettings
@@ -76,6 +77,8 @@ class Trial:
         progress: Called with what takes a while: the start of Spark.
         made_by: What makes its transform. By default Python runs in a process of its own: one that
             never ends blocks nobody else.
+        keeps_spark: Whether Spark outlives the trial, for the next one. A session that was there
+            before is never ended.
 
     Raises:
         ExpressionError: An expression names what no table has, or does not fit its type.
@@ -89,8 +92,11 @@ class Trial:
         name: str,
         progress: Callable[[str], None],
         made_by: Callable[[TransformSettings], MessageTransform] = isolated,
+        *,
+        keeps_spark: bool = False,
     ) -> None:
         self._config = config
+        self._ends_spark = not keeps_spark
         self._sink: Sink = config.sinks[name]
         self._progress = progress
         transform, code = self._sink.transform, None
@@ -133,7 +139,7 @@ class Trial:
     def close(self) -> None:
         """End Spark and the operator's code."""
         self._steps.close()
-        if self._spark is not None:
+        if self._spark is not None and self._ends_spark:
             self._spark.stop()
 
     def _evaluated(self, batch: pa.RecordBatch, plan: Plan) -> Iterator[Block]:
@@ -142,6 +148,7 @@ class Trial:
             self._progress("Starting Spark …")
             from penstock.spark import session  # noqa: PLC0415 - seconds, and for expressions alone
 
+            self._ends_spark &= not session.is_running()
             self._spark = session.create("local[1]", self._config.spark.conf, app="penstock try")
         rows = with_fields(pack(batch), Extractor(plan.fields))
         frame = self._spark.createDataFrame(pa.Table.from_batches([rows]))
@@ -184,6 +191,18 @@ class Trial:
         if self._of_sink is None or self._of_sink.filter is None or block.results is None:
             return False
         return bool(block.results.field(self._of_sink.keep)[0].as_py() == DROP)
+
+
+def described(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON; messages are as they are."""
+    return {
+        "message": Raw(outcome.message.encode()),
+        "result": outcome.result,
+        "out": [{"message": Raw(s.body.encode()), "to": s.to} for s in outcome.out],
+        "code": outcome.code or None,
+        "why": outcome.why or None,
+        "milliseconds": round(outcome.seconds * 1_000, 3),
+    }
 
 
 def _envelope(message: pa.RecordBatch, kind: str = "changes") -> str:

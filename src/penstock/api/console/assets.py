@@ -13,7 +13,8 @@ from starlette.responses import Response
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _FILES: Final = frozenset(
     {
-        "console.css", "console.js", "charts.js", "rounds.js", "icon.svg", "htmx/htmx.min.js",
+        "console.css", "console.js", "charts.js", "rounds.js", "sinks.js", "icon.svg",
+        "htmx/htmx.min.js",
         "htmx/hx-sse.min.js", "htmx/LICENSE", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css",
         "uplot/LICENSE",
     }

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.api.console import overview, sources, targets, tokens
-from penstock.api.console import backfills, changes, overview, syncs, tokens
-from penstock.api.console import dead_letters, overview, streams, tokens
+from penstock.api.console import (
+    backfills,
+    changes,
+    consumer_form,
+    dead_letters,
+    overview,
+    sink_trial,
+    sources,
+    streams,
+    syncs,
+    targets,
+    tokens,
+)
 from penstock.api.console.page import Page
 
 PAGES: Final[tuple[Page, ...]] = (
     overview.PAGE,
     sources.PAGE,
-    targets.PAGE,
+    sink_trial.PAGE,
+    streams.PAGE,
+    consumer_form.PAGE,
+    dead_letters.PAGE,
     backfills.PAGE,
     syncs.PAGE,
+    targets.PAGE,
     changes.PAGE,
-    streams.PAGE,
-    dead_letters.PAGE,
     tokens.PAGE,
 )

@@ -23,6 +23,7 @@ from penstock.api.manage import (
     syncs,
     targets,
     tokens,
+    trials,
 )
 from penstock.api.manage.access import permitted
 from penstock.api.manage.context import Context
@@ -60,4 +61,5 @@ def router(
         audit.add(api, context)
         if context.tools is not None:
             checks.add(api, context, context.tools)
+            trials.add(api, context, context.tools)
     return api

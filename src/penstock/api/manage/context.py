@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from penstock.api.problems import Problem
 from penstock.config.document import Key
 from penstock.config.settings import Config
+from penstock.config.sources import PostgresSource
 from penstock.core.finding import Finding
+from penstock.core.tables import TablePattern
 from penstock.desired.entities import Snapshot
 from penstock.desired.plan import Plan
 from penstock.desired.state import DesiredState
@@ -24,9 +26,19 @@ _TEST_SECONDS: Final = 15.0
 """How long a test of a connection waits: longer than a bastion may take to answer."""
 _STORE_THREADS: Final = 4
 _SOURCE_THREADS: Final = 8
+_TRIAL_THREADS: Final = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class TrialRefusal(Exception):  # noqa: N818 - it is an answer
+    """A trial that can't be made: which key is wrong, if one is, and why."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+        self.text = text
 
 
 class Tools(Protocol):
@@ -46,6 +58,17 @@ class Tools(Protocol):
 
     def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
         """Deliver a sink's dead letter again and record it; raises `PenstockError`."""
+
+    def try_sink(self, config: Config, sink: str, messages: bytes) -> Sequence[Mapping[str, Any]]:
+        """Return what a sink would make of messages in JSON; raises `TrialRefusal`."""
+
+    def next_changes(
+        self, source: PostgresSource, tables: Sequence[TablePattern], count: int, seconds: float
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the next changes of a source's tables, as messages; raises `PenstockError`."""
+
+    def close(self) -> None:
+        """End what the tools have started."""
 
 
 class Context:
@@ -67,6 +90,7 @@ class Context:
         self._change_threads = ThreadPoolExecutor(_STORE_THREADS, "api-change")
         self._source_threads = ThreadPoolExecutor(_SOURCE_THREADS, "api-source")
         self._long_threads = ThreadPoolExecutor(1, "api-check")
+        self._trial_threads = ThreadPoolExecutor(_TRIAL_THREADS, "api-trial")
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a call of the store gives, which does not block the event loop."""
@@ -132,11 +156,19 @@ class Context:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._long_threads, lambda: call(*args, **kwargs))
 
+    async def run_trial(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a trial gives, which may wait for changes, or for Spark."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._trial_threads, lambda: call(*args, **kwargs))
+
     def close(self) -> None:
         """Close the connection; calls under way are not waited for."""
         for threads in (
             self._store_threads, self._change_threads, self._source_threads, self._long_threads,
+            self._trial_threads,
         ):  # fmt: skip
             threads.shutdown(wait=False, cancel_futures=True)
+        if self.tools is not None:
+            self.tools.close()
         self.store.close()
         self._state_store.close()

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from penstock.api.manage.access import grant_of
 from penstock.api.manage.etags import IF_MATCH, check, etag
 from penstock.api.manage.pages import Limit, Paged, after, following
-from penstock.api.problems import documented, wrong
+from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, inline, json_answer, read_object
 from penstock.api.schemas import (
     NEW_CONSUMER,
@@ -143,6 +143,23 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
             lsn = to.lsn + await consumers.base(found)
             to = Position(max(0, min(lsn, _MAX_BIGINT)), to.idx)
         await found.rewind(to)
+        return Json(SUCCESS)
+
+    @api.post(
+        f"{_CONSUMER}/disable",
+        response_model=Success,
+        summary="Disable a webhook",
+        description="Nothing is delivered until it is enabled; its messages wait in the stream.",
+        responses=documented(409),
+    )
+    async def disable(consumer: str, request: Request) -> Response:
+        found = await consumers.get(consumer)
+        if found.info.type != "webhook":
+            raise Problem(
+                409,
+                f"Consumer {consumer!r} is pulled: it pauses where its workers receive nothing.",
+            )
+        await found.disable(f"{grant_of(request).name} paused it")
         return Json(SUCCESS)
 
     @api.post(

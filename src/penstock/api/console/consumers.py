@@ -1,0 +1,247 @@
+"""Consumers: how far each one is, what it holds, what failed; pause, rewind and end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+from starlette.responses import Response
+
+from penstock.api.console.lists import Column, Listing
+from penstock.api.console.page import Page, Visit
+from penstock.api.console.sinks import Row, entity_of, requests
+
+PAGE = Page(
+    "consumers",
+    "Consumers",
+    notices={
+        "created": "The consumer is made.",
+        "saved": "The consumer is changed.",
+        "paused": "It is paused: its messages wait in the stream.",
+        "resumed": "It goes on, with what waits in its stream first.",
+        "rewound": "It goes on from there.",
+        "deleted": "The consumer is deleted.",
+    },
+)
+_COLUMNS: Final = (
+    Column("name", "Name"),
+    Column("level", "State"),
+    Column("type", "Type"),
+    Column("stream", "Stream"),
+    Column("lag_messages", "Lag", figure=True),
+    Column("lag_seconds", "Lag, time", figure=True),
+    Column("in_flight", "In flight", figure=True),
+    Column("redeliveries", "Redeliveries", figure=True),
+    Column("dead_letters", "Dead letters", figure=True),
+)
+_LOOK: Final = 10
+"""How many messages in flight and dead letters stand on a consumer's page."""
+_FIGURES: Final = (
+    "lag_messages", "lag_seconds", "in_flight", "waiting_for_retry", "redeliveries", "failures",
+    "dead_letters", "delivered", "per_second", "retries", "dropped",
+)  # fmt: skip
+
+
+@PAGE.get()
+async def listed(visit: Visit) -> Response:
+    """List the consumers of every type."""
+    status = await visit.get("/v1/status")
+    rows = [_http(name, each, status) for name, each in status["consumers"].items()]
+    rows += [_nats(each, status) for each in await visit.all("/v1/nats-consumers")]
+    found = Listing(visit, rows, _COLUMNS, search=("name", "stream", "type", "error"))
+    return visit.render("consumers/list.html", list=found)
+
+
+@PAGE.get("/{name}")
+@PAGE.get("/{name}/rewind")
+async def show(visit: Visit) -> Response:
+    """Show a consumer."""
+    return await _page(visit)
+
+
+@PAGE.post("/{name}/pause")
+async def pause(visit: Visit) -> Response:
+    """Have nothing delivered to a webhook, or published for a NATS consumer."""
+    return await _act(visit, {"webhook": "disable", "nats": "pause"}, "paused")
+
+
+@PAGE.post("/{name}/resume")
+async def resume(visit: Visit) -> Response:
+    """Let a webhook or a NATS consumer go on."""
+    return await _act(visit, {"webhook": "enable", "nats": "resume"}, "resumed")
+
+
+@PAGE.post("/{name}/rewind")
+async def rewind(visit: Visit) -> Response:
+    """Go on from another position."""
+    form = visit.form
+    place = _place(form["to"], form["at"])
+    if place is None:
+        form.errors["at"] = (
+            f"{form['at']!r} is neither a position nor a time: expected 23876608:0, 0/16C5E80, or"
+            " 2026-01-31T12:00:00Z."
+        )
+        return await _page(visit, 422)
+    answer = await visit.api("POST", f"{_path(await _body(visit))}/rewind", body={"to": place})
+    if not answer.ok:
+        form.refuse(answer)
+        return await _page(visit, answer.status)
+    return visit.redirect(f"consumers/{visit.part('name')}", done="rewound")
+
+
+@PAGE.get("/{name}/delete")
+async def ask(visit: Visit) -> Response:
+    """Show what deleting a consumer takes away."""
+    return await _deletion(visit)
+
+
+@PAGE.post("/{name}/delete")
+async def remove(visit: Visit) -> Response:
+    """Delete a consumer whose name was typed."""
+    name = visit.part("name")
+    if visit.form["confirm"] != name:
+        visit.form.errors["confirm"] = f"This is not {name}."
+        return await _deletion(visit, 422)
+    answer = await visit.api("DELETE", f"/v1/consumers/{name}")
+    if not answer.ok:
+        visit.form.refuse(answer)
+        return await _deletion(visit, answer.status)
+    return visit.redirect(done="deleted")
+
+
+async def _page(visit: Visit, code: int = 200) -> Response:
+    name = visit.part("name")
+    body = await _body(visit)
+    status = await visit.get("/v1/status")
+    entity = await entity_of(visit, name, "consumers")
+    held: list[Row] = []
+    letters: list[Row] = []
+    path = _path(body)
+    if body["type"] == "nats":
+        row = _nats(body, status)
+    else:
+        facts = body["status"] or {}
+        row = _http(name, {**body, **facts}, status)
+        held = (await visit.get(f"{path}/messages", state="delivered", limit=_LOOK))["data"]
+        for each in held:
+            each["text"] = orjson.dumps(each.get("record") or each.get("event")).decode()
+        letters = (await visit.get(f"{path}/dead-letters", limit=_LOOK))["data"]
+    spec = body["settings"] if body["type"] == "nats" else _settings(body)
+    problems = [
+        each for each in status["problems"]
+        if each["subject"] == f"consumer {body['stream']}/{name}"
+    ]  # fmt: skip
+    own = bool(body.get("own"))
+    commands = requests(visit, f"/v1/streams/{name}" if own else path, own=own)
+    return visit.render(
+        "consumers/show.html", code, consumer=row, spec=spec, entity=entity, held=held,
+        letters=letters, problems=problems, requests=commands if body["type"] == "pull" else {},
+    )  # fmt: skip
+
+
+async def _body(visit: Visit) -> Row:
+    """Return a consumer of either kind as the API has it."""
+    name = visit.part("name")
+    for section in ("http-consumers", "nats-consumers"):
+        answer = await visit.api("GET", f"/v1/{section}/{name}")
+        if answer.ok:
+            found: Row = answer.body
+            return found
+        if answer.status != 404:
+            visit.fail(answer)
+    entity = await entity_of(visit, name, "consumers")
+    if entity is not None:
+        why = entity["refusal"]
+        visit.missing(
+            f"Consumer {name!r} is not served yet"
+            + (": a run makes it." if why is None else f": {why['reason']}")
+        )
+    return visit.missing(f"There is no consumer {name!r}.")
+
+
+def _path(body: Row) -> str:
+    section = "nats-consumers" if body["type"] == "nats" else "http-consumers"
+    return f"/v1/{section}/{body['name']}"
+
+
+async def _act(visit: Visit, verbs: Mapping[str, str], done: str) -> Response:
+    body = await _body(visit)
+    verb = verbs.get(body["type"])
+    if verb is None:
+        visit.form.problem = "A pull consumer is paused by its workers: they receive no more."
+        return await _page(visit, 422)
+    answer = await visit.api("POST", f"{_path(body)}/{verb}")
+    if not answer.ok:
+        visit.fail(answer)
+    return visit.redirect(f"consumers/{visit.part('name')}", done=done)
+
+
+async def _deletion(visit: Visit, code: int = 200) -> Response:
+    name = visit.part("name")
+    answer = await visit.api("DELETE", f"/v1/consumers/{name}", {"dry_run": True})
+    lost = answer.body["consequences"] if answer.ok else []
+    refused = "" if answer.ok else answer.detail
+    if answer.status == 404 and (await _body(visit)).get("own"):
+        refused = f"{name} is the group of the stream {name} itself: it goes with its sink."
+    return visit.render("consumers/delete.html", code, name=name, lost=lost, refused=refused)
+
+
+def _place(to: str, at: str) -> Any:
+    """Return where a rewind leads as the API takes it, None for what is no place."""
+    if to in ("all", "new"):
+        return to
+    lsn, colon, idx = at.partition(":")
+    high, slash, low = lsn.partition("/")
+    try:
+        if slash:
+            return {"lsn": (int(high, 16) << 32) + int(low, 16), "idx": int(idx or 0)}
+        if colon and lsn.lstrip("-").isdecimal():
+            return {"lsn": int(lsn), "idx": int(idx)}
+        return at if datetime.fromisoformat(at).tzinfo is not None else None
+    except ValueError:
+        return None
+
+
+def _http(name: str, body: Mapping[str, Any], status: Mapping[str, Any]) -> Row:
+    level = status["parts"].get(f"consumer {body['stream']}/{name}", "ready")
+    row: Row = {**dict.fromkeys(_FIGURES), "last_error": None, **body, "name": name}
+    error = row["last_error"]
+    paused = body["disabled"] is not None
+    return row | {
+        "level": "degraded" if paused else level,
+        "paused": paused,
+        "state": "disabled" if paused else _words(row.get("state")),
+        "error": body["disabled"] or (error and error["reason"]),
+        "can_pause": body["type"] == "webhook",
+    }
+
+
+def _nats(body: Mapping[str, Any], status: Mapping[str, Any]) -> Row:
+    name = body["name"]
+    running = status["nats_consumers"].get(name, {})
+    level = status["parts"].get(f"consumer {body['stream']}/{name}", "ready")
+    paused = body["state"] == "paused"
+    why = body["why"]
+    row: Row = {**dict.fromkeys(_FIGURES), **running, "last_error": None, **body}
+    return row | {
+        "type": "nats",
+        "level": "degraded" if paused else level,
+        "paused": paused,
+        "state": body["state"],
+        "dead_letters": running.get("dead_lettered"),
+        "error": running.get("error") or (why and why["reason"]),
+        "can_pause": True,
+        "own": False,
+    }
+
+
+def _words(state: str | None) -> str:
+    return "" if state in (None, "ok") else str(state).replace("_", " ")
+
+
+def _settings(body: Row) -> Row:
+    """Return a consumer's settings alone."""
+    facts = ("id", "name", "status", "created_at", "disabled", "own")
+    return {key: value for key, value in body.items() if key not in facts}

@@ -1,0 +1,219 @@
+"""The console's forms of sinks and consumers in a real browser, and the trial on real messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from tests.api_help import ApiServer, Shop, problem
+from tests.browser import NARROW, WIDE, Window
+
+from penstock.cli.api_tools import ApiTools
+from penstock.embedded.handles import Database
+
+XSS = '<script>document.title="owned"</script>"><img src=x onerror="document.title=\'owned\'">'
+TABLE = 'CREATE TABLE orders (id int PRIMARY KEY, note text, total numeric, "Paid At" date)'
+LUA = """function transform(message)
+  if message.record.note == 'skip' then return nil end
+  message.record.note = string.upper(message.record.note)
+  return message
+end"""
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    database.execute(TABLE)
+    database.execute("CREATE PUBLICATION shop FOR TABLE orders")
+    with Shop(database.url, ApiTools()) as shop:
+        source = {"type": "postgres", "url": database.url, "slot": "shop", "publication": "shop",
+                  "tables": ["public.orders"]}  # fmt: skip
+        shop.client.put("/v1/sources/shop", json=source).raise_for_status()
+        sink = {"type": "stream", "source": "shop"}
+        shop.client.put("/v1/sinks/events", json=sink).raise_for_status()
+        yield shop
+
+
+@pytest.fixture
+def console(shop: Shop) -> ApiServer:
+    return shop.api
+
+
+def messages(*notes: str) -> str:
+    return "\n".join(
+        orjson.dumps({"record": {"id": i, "note": note}}).decode() for i, note in enumerate(notes)
+    )
+
+
+def test_a_sink_is_made_step_by_step_and_changed(shop: Shop, window: Window) -> None:
+    window.login(shop.token)
+    page = window.open("sinks/form/new")
+    page.get_by_label("1. Source").select_option("shop")
+    page.get_by_label("2. Where to").select_option("webhook")
+    page.get_by_role("button", name="Next").click()
+    page.get_by_label("Name", exact=True).fill("paid")
+    page.get_by_label("public.orders").check()
+    page.get_by_label("delete", exact=True).uncheck()
+    while page.locator("#columns-filter option").count() != 4:  # the table's, from Postgres
+        page.wait_for_timeout(50)
+    for column, operator, value, word in (
+        ("total", ">", "100", "and"), ("note", "<>", "it's", "or"), ("Paid At", "is null", "", "and")
+    ):  # fmt: skip
+        page.get_by_label("Column").fill(column)
+        page.get_by_label("Operator").select_option(operator)
+        page.get_by_label("Value").fill(value)
+        page.get_by_role("button", name=f"Add with {word}").click()
+    written = "(record.total > 100 or record.note <> 'it''s') and record.\"Paid At\" is null"
+    assert page.get_by_label("Filter").input_value() == written
+    for width, height in (NARROW, WIDE):
+        page.set_viewport_size({"width": width, "height": height})
+        window.check_fits()
+        window.check_accessible()
+    page.get_by_role("button", name="Review").click()
+    page.get_by_role("heading", name="What it would do").wait_for()
+    assert shop.client.get("/v1/sinks/paid").status_code == 404
+    page.get_by_role("button", name="Make the sink").click()
+    page.wait_for_url("**/consumers/form/new?stream=paid&type=webhook")
+    spec = shop.client.get("/v1/sinks/paid").json()["spec"]
+    assert spec == {"type": "stream", "source": "shop", "tables": ["public.orders"],
+                    "actions": ["insert", "update"], "filter": written}  # fmt: skip
+    page = window.open("sinks/paid/edit")
+    page.get_by_label("Filter").fill("record.total >")
+    window.allow(422, 409)
+    page.get_by_role("button", name="Save").click()
+    assert page.locator("#filter-error").inner_text()
+    assert page.get_by_label("public.orders").is_checked()
+    page.get_by_label("Filter").fill("record.total > 5")
+    page.get_by_label("delete", exact=True).check()
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("The sink is changed").wait_for()
+    spec = shop.client.get("/v1/sinks/paid").json()["spec"]
+    assert (spec["filter"], "actions" in spec) == ("record.total > 5", False)
+
+
+def test_what_another_changed_is_not_overwritten(shop: Shop, window: Window) -> None:
+    window.login(shop.token)
+    page = window.open("sinks/events/edit")
+    shop.client.patch("/v1/sinks/events", json={"retention": "3d"}).raise_for_status()
+    page.get_by_label("Kept for").fill("9d")
+    window.allow(422)
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("Somebody else has changed it").wait_for()
+    assert shop.client.get("/v1/sinks/events").json()["spec"]["retention"] == "3d"
+
+
+def test_a_consumer_is_made_and_changed_and_its_secrets_stay(shop: Shop, window: Window) -> None:
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    window.login(shop.token)
+    page = window.open("consumers/form/new?stream=events")
+    page.get_by_label("2. Where to").select_option("webhook")
+    page.get_by_role("button", name="Next").click()
+    page.get_by_label("Name", exact=True).fill("hook")
+    page.get_by_label("URL", exact=False).first.fill("ftp://example.com")
+    page.get_by_label("Secret that signs them").fill(secret)
+    page.get_by_label("Where it begins").fill("new")
+    page.get_by_label("insert").check()
+    window.allow(422)
+    page.get_by_role("button", name="Make the consumer").click()
+    assert "webhook" in page.locator("#url-error").inner_text()
+    page.get_by_label("URL", exact=False).first.fill("https://user:pw@example.com/in")
+    page.get_by_label("Secret that signs them").fill(secret)
+    window.check_accessible()
+    page.get_by_role("button", name="Make the consumer").click()
+    page.get_by_text("The consumer is made.").wait_for()
+    assert secret not in page.content()
+    assert "pw@" not in page.content()
+    page = window.open("consumers/hook/edit")
+    assert "pw@" not in page.content()
+    page.get_by_label("Tables").fill("public.orders")
+    page.get_by_text("Limits").click()
+    page.get_by_label("Most in flight").fill("7")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("The consumer is changed.").wait_for()
+    with shop.store.connection() as connection:
+        ((stored,),) = connection.execute(
+            "SELECT spec FROM penstock.entities WHERE kind = 'consumer' AND name = 'hook'"
+        ).fetchall()
+    assert stored == {
+        "type": "webhook", "stream": "events", "url": "https://user:pw@example.com/in",
+        "secrets": [secret], "deliver_policy": "new", "max_ack_pending": 7,
+        "filters": {"table": ["public.orders"], "action": ["insert"]},
+    }  # fmt: skip
+
+
+def test_a_transform_is_tried_as_it_is_typed(shop: Shop, window: Window) -> None:
+    shop.publish("a", XSS)
+    window.login(shop.token)
+    page = window.open("sinks/form/new?source=shop&to=stream")
+    page.get_by_role("button", name="Take them").click()  # of the stream
+    trial = page.locator("#trial")
+    trial.locator(".outcome").nth(1).wait_for()
+    assert "onerror" in trial.inner_text()
+    assert "insert of public.items" in trial.inner_text()
+    page.get_by_label("One a line, as JSON").fill(messages("keep", "skip", XSS))
+    page.get_by_label("public.orders").check()
+    page.get_by_label("Transform").select_option("lua")
+    page.get_by_label("Its code").fill(LUA)
+    trial.get_by_text("KEEP").wait_for()
+    assert [each.inner_text() for each in trial.locator(".badge").all()] == [
+        "sent", "dropped", "sent"
+    ]  # fmt: skip
+    page.get_by_label("Its code").fill("function transform(message")
+    trial.locator(".problem").wait_for()
+    assert trial.locator(".outcome").count() == 0
+    assert page.title() == "New sink of shop · Penstock"
+    assert page.locator("main img").count() == 0
+    window.check_accessible()
+    assert shop.client.get("/v1/sinks").json()["data"][0]["name"] == "events"
+
+
+def test_the_next_changes_are_taken_from_the_source(
+    shop: Shop, window: Window, database: Database
+) -> None:
+    window.login(shop.token)
+    page = window.open("sinks/form/new?source=shop&to=stream")
+    page.locator("#f-from").select_option("")
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.wait(0.3):
+            number += 1
+            database.execute("INSERT INTO orders VALUES (%s, 'fresh')", [number])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        page.get_by_role("button", name="Take them").click()
+        page.locator("#trial .outcome").nth(4).wait_for()
+    finally:
+        stop.set()
+        writer.join()
+    assert '"fresh"' in page.get_by_label("One a line, as JSON").input_value()
+    slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'penstock_try%'"
+    while database.execute(slots) != [(0,)]:
+        pass
+
+
+def test_expressions_are_tried_by_spark(shop: Shop) -> None:
+    def tried(sink: dict[str, Any], *notes: str) -> Any:
+        body = {
+            "sink": {"type": "stream", "source": "shop", "tables": ["public.orders"], **sink},
+            "messages": [{"record": {"id": i, "note": n}} for i, n in enumerate(notes)],
+        }
+        return shop.client.post("/v1/try-sink", json=body, timeout=300)
+
+    answer = tried(
+        {"filter": "record.note <> 'b'", "transform": {"sql": "record.id, upper(record.note) as n"}},
+        "a", "b",
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    sent, dropped = answer.json()["data"]
+    assert (sent["result"], sent["out"][0]["message"]["record"]) == ("sent", {"id": 0, "n": "A"})
+    assert (dropped["result"], dropped["why"]) == ("dropped", "by the filter")
+    problem(tried({"filter": "record.nothing = 1"}, "a"), 422, "filter")
+    problem(tried({"filter": "record.note ="}, "a"), 422, "filter")
+    problem(tried({"transform": {"lua": "x"}}, "a"), 422, "transform")
+    problem(tried({"source": "nothing"}, "a"), 422, "source")

@@ -1,0 +1,144 @@
+"""The console's pages of sinks in a real browser: state, settings, readers, and their end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.api_help import ApiServer, Shop, known
+from tests.browser import NARROW, WIDE, Window
+
+from penstock.embedded.handles import Database
+
+XSS = '<script>document.title="owned"</script>"><img src=x onerror="document.title=\'owned\'">'
+SOURCE = {"type": "postgres", "url": "postgresql://app:hush@db.invalid/shop", "slot": "shop"}
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        shop.client.put("/v1/sources/shop", json=SOURCE).raise_for_status()
+        sink = {"type": "stream", "source": "shop", "filter": "record.note <> '<b>'"}
+        shop.client.put("/v1/sinks/events", json=sink).raise_for_status()
+        yield shop
+
+
+@pytest.fixture
+def console(shop: Shop) -> ApiServer:
+    return shop.api
+
+
+def running(**changes: Any) -> dict[str, Any]:
+    """Return what a run reports of a sink."""
+    return {
+        "type": "stream", "state": "behind", "delivered": 1000, "per_second": 12.5,
+        "duplicates": 0, "dead_lettered": 2, "filtered": 3, "retries": 4, "error": None,
+        "code": None, "since": None, "backlog": 190, "backlog_bytes": 1000, **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def reported(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a run would report to the API."""
+    look, found = shop.api.app.status._look, {"events": running()}
+
+    async def with_sinks() -> dict[str, Any]:
+        status = await look()
+        parts = {**status["parts"], **{f"sink {name}": "degraded" for name in found}}
+        return {**status, "sinks": found, "parts": parts}
+
+    monkeypatch.setattr(shop.api.app.status, "_look", with_sinks)
+    return found
+
+
+def test_the_list_has_what_a_run_reports(
+    shop: Shop, window: Window, reported: dict[str, Any]
+) -> None:
+    reported["other"] = running(backlog=7, error=f"It failed: {XSS}", type="nats")
+    window.login(shop.token)
+    page = window.open("sinks?sort=-lag")
+    assert page.locator("tbody th").all_inner_texts() == ["events", "other"]
+    row = page.get_by_role("row", name="events").inner_text().split()
+    assert row == ["events", "degraded", "behind", "stream", "shop", "190", "12.5", "1,000", "3",
+                   "4", "2"]  # fmt: skip
+    assert "onerror" in page.get_by_role("row", name="other").inner_text()
+    page.get_by_role("link", name=re.compile("^Lag")).click()
+    assert page.locator("tbody th").all_inner_texts() == ["other", "events"]
+    reported["events"]["delivered"] = 4321
+    page.get_by_role("cell", name="4,321").wait_for()  # by itself
+    assert page.locator("main img").count() == 0
+    assert page.title() == "Sinks · Penstock"
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        for width, height in (NARROW, WIDE):
+            page.set_viewport_size({"width": width, "height": height})
+            window.check_fits()
+            window.check_accessible()
+
+
+def test_a_sink_has_its_settings_and_readers(
+    shop: Shop, window: Window, reported: dict[str, Any]
+) -> None:
+    shop.consumer("mail")
+    shop.publish(1, 2, 3)
+    window.login(shop.token)
+    page = window.open("sinks/events")
+    assert "<b>" in page.locator("dl.settings").inner_text()
+    reader = page.get_by_role("row", name="mail")
+    reader.wait_for()
+    assert reader.inner_text().split() == ["mail", "ready", "pull", "3", "0"]
+    command = page.locator(".copy code").first.inner_text()
+    assert f"http://{window.address}/v1/streams/events/receive" in command
+    reported["events"]["error"] = f"Nothing listens {XSS}"
+    while page.get_by_text("Nothing listens").count() == 0:
+        page.reload()
+    assert page.title() == "Sink events · Penstock"
+    assert "hush" not in page.content()
+    window.check_accessible()
+    window.allow(404)
+    window.open("sinks/nothing")
+    page.get_by_text("There is no sink 'nothing'.").wait_for()
+
+
+def test_it_is_deleted_by_its_name_alone(shop: Shop, window: Window) -> None:
+    window.login(shop.token)
+    page = window.open("sinks/events")
+    page.get_by_role("link", name="Delete").click()
+    lost = page.locator(".danger ul").inner_text()
+    assert "events" in lost
+    window.allow(422)
+    page.get_by_label("To go on, type the name events").fill("event")
+    page.get_by_role("button", name="Delete events").click()
+    page.get_by_text("This is not events.").wait_for()
+    assert shop.client.get("/v1/sinks/events").status_code == 200
+    page.get_by_label("To go on, type the name events").fill("events")
+    page.get_by_role("button", name="Delete events").click()
+    page.get_by_text("The sink is deleted.").wait_for()
+    assert shop.client.get("/v1/sinks/events").status_code == 404
+    page.get_by_text("There is no sink yet").wait_for()
+
+
+def test_what_is_needed_is_not_deleted(shop: Shop, window: Window) -> None:
+    shop.consumer("mail")
+    window.login(shop.token)
+    page = window.open("sinks/events/delete")
+    assert "mail" in page.locator(".problem").inner_text()
+    assert page.get_by_role("button").all_inner_texts() == ["Log out"]
+
+
+def test_a_viewer_changes_nothing(shop: Shop, window: Window) -> None:
+    viewer = shop.store.tokens.create("viewer", "viewer")
+    known(shop.api.as_bearer(viewer)).close()
+    window.login(viewer)
+    page = window.open("sinks/events")
+    assert page.get_by_role("link", name="Delete").count() == 0
+    token = page.locator("meta[name=csrf]").get_attribute("content")
+    answer = page.request.post(
+        f"http://{window.address}/console/sinks/events/delete",
+        form={"csrf": token or "", "confirm": "events"},
+        headers={"Sec-Fetch-Site": "same-origin"},
+    )
+    assert answer.status == 403
+    assert shop.client.get("/v1/sinks/events").status_code == 200
