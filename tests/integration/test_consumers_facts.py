@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,11 +14,12 @@ from tests.streams_help import Change, inserted, make_stream, publish
 
 from penstock.core.health import Health, Level
 from penstock.runtime.consumer_watch import ConsumerWatch
-from penstock.streams.consumers import reader
+from penstock.streams.consumers import moved, notices, reader
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
+from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.status import Status
-from penstock.streams.consumers.types import ConsumerSpec, StoreUnavailable
+from penstock.streams.consumers.types import ConsumerInfo, ConsumerSpec, StoreUnavailable
 from penstock.streams.store import Store
 
 
@@ -207,6 +209,52 @@ def test_one_consumer_that_can_t_be_read_hides_no_other(
             assert found["events"] is not None
             await watch.look(consumers)
             assert watch.as_json() == before
+
+    run(work)
+
+
+def test_one_at_rest_is_read_again_once_something_is_noticed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        stream, watch, asked = make_stream(store), ConsumerWatch(), list[str]()
+        read = Status.read
+
+        async def noted(
+            status: Status, infos: Sequence[ConsumerInfo]
+        ) -> dict[int, ConsumerFacts | None]:
+            asked.extend(info.name for info in infos)
+            return await read(status, infos)
+
+        async def looked(consumers: Consumers, name: str, lag: int) -> None:
+            while watch.as_json()[name]["lag_messages"] != lag:
+                await watch.look(consumers)
+                await asyncio.sleep(0.01)
+
+        monkeypatch.setattr(Status, "read", noted)
+        monkeypatch.setattr(moved, "_SETTLE", 0.0)
+        monkeypatch.setattr(notices, "_PRESENCE", 0.05)
+        async with serving(store) as others, serving(store) as consumers:
+            name = "workers"
+            await others.create(ConsumerSpec(name, "events"))
+            other = await others.get(name)
+            while others._notices._alone:  # then it sends no notices
+                await asyncio.sleep(0.01)
+            await watch.look(consumers)
+            assert sorted(asked) == sorted(["events", name])
+            asked.clear()
+            await watch.look(consumers)
+            assert asked == []
+            publish(store, stream, [inserted(1)])
+            await looked(consumers, name, 1)
+            await other.ack(tokens((await other.receive(1, 5.0)).deliveries))
+            await looked(consumers, name, 0)
+            await watch.look(consumers)
+            asked.clear()
+            await watch.look(consumers)
+            assert asked == ["events"]  # whose message waits
+            await other.rewind("all")
+            await looked(consumers, name, 1)
 
     run(work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -364,6 +365,19 @@ def test_a_start_leaves_the_refusals_of_other_processes(store: Store) -> None:
         assert refused() == set()
     with store.connection() as connection:
         assert connection.execute("SELECT count(*) FROM penstock.refusals").fetchone() == (0,)
+
+
+def test_a_feed_is_woken(store: Store) -> None:
+    with Feed(store.url, BASE, {}) as feed:
+        feed.current()
+        feed.wake()
+        assert feed.wait(3600) is None
+        waiting = ThreadPoolExecutor(1)
+        found = waiting.submit(feed.wait, 3600)
+        feed.wake()
+        assert found.result(60) is None
+        waiting.shutdown()
+    feed.wake()  # a runner may end later
 
 
 def test_a_run_registers_consumers_as_their_entities_are_by_then(store: Store) -> None:

@@ -187,6 +187,17 @@ def test_the_table_of_batches_is_emptied(
     assert len(read(store, stream)) == 12
 
 
+def test_a_stream_with_nothing_to_do_is_left_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_stream(store)
+    begun: list[str] = []
+    for name in ("_close_if_due", "_expire", "_merge"):
+        monkeypatch.setattr(maintenance, name, lambda *_, name=name: begun.append(name))
+    run_once(store)
+    assert begun == []
+
+
 def test_segments_of_like_sizes_are_merged() -> None:
     def merged(*sizes: int, head: int = 100) -> list[int]:
         listed = [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 
 import pytest
 import uvloop
 from fastapi import FastAPI
 
+from penstock.api import server as api_server
 from penstock.api.server import Connection, Uvicorn, bind
 
 
@@ -43,3 +45,23 @@ def test_a_connection_that_comes_late_is_ended_too(
 ) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(end_of_a_late_connection())
+
+
+def test_it_ends_at_once_however_seldom_it_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_server, "_TICK_SECONDS", 3600.0)
+    ticked, ticks = threading.Event(), list[int]()
+
+    class Ticking(Uvicorn):
+        async def on_tick(self, counter: int) -> bool:
+            ticks.append(counter)
+            ticked.set()
+            return await super().on_tick(counter)
+
+    made = Ticking(FastAPI())
+    thread = threading.Thread(target=made.run, args=([bind("127.0.0.1:0")],))
+    thread.start()
+    assert ticked.wait(60)
+    made.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
+    assert ticks == [0, 10]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.blocks import Block
 from penstock.core.message import Position, RoundPart
 from penstock.spark.routes import Route
+from penstock.spark.shared_sinks import SharedSinks
 from penstock.spark.sink_writer import Delivery, SinkWriter
 from penstock.spark.store_writer import StoreTarget
 from penstock.spark.writer import FanOut, Worker
@@ -36,7 +40,13 @@ class Sinks:
                 done.delivered += block.messages.num_rows
             return done
 
+        def deliver_shared(
+            shared: SharedSinks, block: Block, names: Iterable[str]
+        ) -> dict[str, Delivery]:
+            return {name: deliver(shared._writers[name], iter([block]), None) for name in names}
+
         monkeypatch.setattr(SinkWriter, "deliver", deliver)
+        monkeypatch.setattr(SharedSinks, "deliver", deliver_shared)
 
     def worker(self, *, has_all: bool) -> Worker:
         tables: dict[str, Any] = {f"s{n}": [f"public.t{n}"] for n in range(100)}
@@ -79,6 +89,35 @@ def test_one_that_concerns_a_single_sink_takes_no_other_thread(sinks: Sinks) -> 
     assert sinks.got == {"s7": [["t7", "t7"]]}
     assert sinks.threads == {threading.current_thread().name}
     worker.close()
+
+
+@functools.cache
+def sharing() -> Worker:
+    of = {
+        "s1": ["public.t1"],
+        "s2": ["public.t2", "public.t3"],
+        "all": None,
+        "public": ["public.*"],
+    }
+    settings = {"type": "nats", "source": "shop", "subject": "x"}
+    routes = [
+        Route(name, NatsSinkSettings.model_validate({**settings, "tables": its}))
+        for name, its in of.items()
+    ]
+    return Worker(FanOut("shop", routes, StoreTarget("", 1, 0), None))
+
+
+@given(tables=st.lists(st.sampled_from(["t1", "t2", "t3", "t150"]), min_size=1, max_size=8))
+def test_sinks_that_share_a_connection_get_what_they_get_by_themselves(tables: list[str]) -> None:
+    worker = sharing()
+    (shared,) = worker.shared
+    whole = block(*tables)
+    names = worker.audience(whole.messages)
+    found = dict(shared._shared_out(whole, names))
+    assert found.keys() == names
+    for name, its_block in found.items():
+        steps = worker.sink_writers[name].steps
+        assert steps(its_block).messages.equals(steps(whole).messages)
 
 
 def test_one_that_concerns_no_sink_is_done_at_once(sinks: Sinks) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final, Self
@@ -24,6 +26,8 @@ from penstock.streams.errors import store_error
 from penstock.streams.store import Store
 
 _RETRY_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 2.0
+"""How often the state's version is read, though there was no notice: a proxy may keep these back."""
 
 log = structlog.get_logger("penstock")
 
@@ -44,6 +48,10 @@ class Feed:
         self._store = Store(url)
         self._state = DesiredState(self._store, environ)
         self._listener: Connection | None = None
+        self._look_at = 0.0
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         self._process: int | None = None
         self._snapshot: Snapshot | None = None
         self._unusable: dict[Key, str] = {}
@@ -59,6 +67,16 @@ class Feed:
         """Close the connections."""
         self._unlisten()
         self._store.close()
+        ends = self._wake_read, self._wake_write
+        self._wake_read = self._wake_write = -1  # `wake` must not write to who gets the number next
+        for end in ends:
+            if end >= 0:
+                os.close(end)
+
+    def wake(self) -> None:
+        """End the wait of `wait`; from any thread, also after `close`."""
+        with contextlib.suppress(OSError):  # full, so it wakes
+            os.write(self._wake_write, b"\0")
 
     @property
     def snapshot(self) -> Snapshot:
@@ -93,6 +111,7 @@ class Feed:
     def wait(self, seconds: float) -> Config | None:
         """Return the next configuration when the state has changed, None where it has not in time.
 
+        It also returns None once `wake` was called.
         Where the store does not answer, it waits and tries again: nothing is raised, and what has
         changed meanwhile is found when the store is back.
         """
@@ -100,16 +119,31 @@ class Feed:
         while True:
             try:
                 listener = self._listening()
-                if self._state.version() != self.snapshot.version:
-                    return self.current()
-                left = max(0.0, deadline - time.monotonic())
-                for _ in listener.notifies(timeout=left, stop_after=1):
-                    pass
+                if [*listener.notifies(timeout=0)]:
+                    self._look_at = 0.0
+                if time.monotonic() >= self._look_at:
+                    if self._state.version() != self.snapshot.version:
+                        return self.current()
+                    self._look_at = time.monotonic() + _LOOK_SECONDS
+                woken = self._await(listener, min(deadline, self._look_at))
             except (psycopg.Error, StoreError):
                 self._unlisten()
-                time.sleep(min(_RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
-            if time.monotonic() >= deadline:
+                woken = self._await(None, min(deadline, time.monotonic() + _RETRY_SECONDS))
+            if woken or time.monotonic() >= deadline:
                 return None
+
+    def _await(self, listener: Connection | None, until: float) -> bool:
+        """Wait for something to come; return whether `wake` was called."""
+        poll = select.poll()  # to wait, `notifies` wakes ten times a second
+        poll.register(self._wake_read, select.POLLIN)
+        if listener is not None:
+            poll.register(listener, select.POLLIN)
+        left = max(0.0, until - time.monotonic())
+        woken = any(fd == self._wake_read for fd, _ in poll.poll(1000 * left))
+        if woken:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+        return woken
 
     def refused(self, kind: str, name: str, reason: str) -> None:
         """Note that this process can't run an entity as it is; the desired state stays unchanged."""
@@ -169,6 +203,7 @@ class Feed:
 
     def _unlisten(self) -> None:
         self._process = None
+        self._look_at = 0.0
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -16,7 +16,7 @@ import structlog
 from penstock.core.backoff import Backoff
 from penstock.core.errors import EmbeddedError
 
-_LOOK_SECONDS: Final = 0.25
+_LOOK_SECONDS: Final = 0.5
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
 _STABLE_SECONDS: Final = 60.0
 """A server that has run for so long is started at once where it ends."""

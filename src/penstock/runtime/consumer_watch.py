@@ -20,6 +20,9 @@ from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 _PERIOD: Final = 2.0
 _LONGEST_PERIOD: Final = 15.0
 _SHARE: Final = 50  # a look that takes long is repeated after so many times its length
+_REST: Final = (
+    300.0  # after so long a consumer at rest is looked at, though nothing was noticed of it
+)
 
 log = structlog.get_logger("penstock")
 
@@ -29,6 +32,8 @@ class ConsumerWatch:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[ConsumerInfo, ConsumerFacts]] = {}
+        self._unread: set[str] = set()
+        self._all_at = 0.0
         self._refusals: Mapping[str, tuple[str, float]] = {}
 
     async def run(self, consumers: Consumers, stop: asyncio.Event) -> None:
@@ -47,11 +52,36 @@ class ConsumerWatch:
                     await stop.wait()
 
     async def look(self, consumers: Consumers) -> None:
-        """Look once at each consumer; raises `ConsumerError` where the store does not answer."""
+        """Look once at each consumer; raises `ConsumerError` where the store does not answer.
+
+        One that is at rest, and of which nothing was noticed, is as it was.
+        """
         self._refusals = await consumers.refusals()
-        known = {name: facts for name, (_, facts) in self._found.items()}
-        now = [(info, facts or known.get(info.name)) for info, facts in await consumers.facts()]
-        self._found = {info.name: (info, facts) for info, facts in now if facts is not None}
+        infos, has_moved = await consumers.known(), consumers.moved()
+        looks_at_all = time.monotonic() >= self._all_at
+        if looks_at_all:
+            self._all_at = time.monotonic() + _REST
+        before, due = self._found, list[ConsumerInfo]()
+        found: dict[str, tuple[ConsumerInfo, ConsumerFacts]] = {}
+        for info in infos:
+            old = before.get(info.name)
+            if old is None or looks_at_all or has_moved(info) or not self._rests(info, *old):
+                due.append(info)
+            else:
+                found[info.name] = old
+        read = await consumers.facts(due)
+        self._unread = {info.name for info, facts in read if facts is None}
+        for info, facts in read:
+            if facts is not None:
+                found[info.name] = info, facts
+            elif info.name in before:
+                found[info.name] = info, before[info.name][1]
+        self._found = found
+
+    def _rests(self, now: ConsumerInfo, info: ConsumerInfo, facts: ConsumerFacts) -> bool:
+        """Return whether a consumer has nothing that changes by itself, or without a notice."""
+        at_rest = not facts.lag_messages and not facts.dead_letters
+        return at_rest and now == info and now.name not in self._unread
 
     def parts(self) -> list[Part]:
         """Return the part of each consumer."""

@@ -19,6 +19,9 @@ class Following(Protocol):
     def wait(self, seconds: float) -> Config | None:
         """Return the next configuration, None where there is none in time."""
 
+    def wake(self) -> None:
+        """Have `wait` return, from any thread."""
+
     def refused(self, kind: str, name: str, reason: str) -> None:
         """Note that an entity can't be run as it is."""
 

@@ -173,6 +173,8 @@ class Run:
         """Ask for an orderly end, from any thread."""
         self._stopping.set()
         self._wake.set()
+        for query in self._queries.values():
+            query.wake()
 
     @property
     def stopping(self) -> bool:

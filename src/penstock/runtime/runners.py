@@ -27,6 +27,7 @@ from penstock.runtime.sync_runner import SyncRunner
 from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
+_FOLLOW_SECONDS: Final = 5.0  # where no source ends
 _CORRECT: Final = "Correct it, or set what it names where penstock run runs."
 
 log = structlog.get_logger("penstock")
@@ -219,6 +220,8 @@ class Runners:
         for runner in [*list(self._runners.values()), *self._ending]:  # no lock: a signal's handler
             runner.stop()
         self._wake.set()
+        if self._feed is not None:
+            self._feed.wake()
 
     def _wait(self) -> None:
         self._wake.wait(_TICK_SECONDS)
@@ -257,7 +260,8 @@ class Runners:
         pending: Config | None = None
         while not self._stopping.is_set():
             try:
-                pending = self._feed.wait(_TICK_SECONDS) or pending
+                tick = _TICK_SECONDS if self._ending else _FOLLOW_SECONDS
+                pending = self._feed.wait(tick) or pending
                 if pending is not None:
                     self._take(pending)
                     pending = None
@@ -321,7 +325,7 @@ class Runners:
                 if self._feed is not None:
                     self._feed.refused(kind, name, str(error))
 
-        self._noted.put(note)
+        self._note(note)
 
     def _accept(self, source: str) -> None:
         def note() -> None:
@@ -329,7 +333,13 @@ class Runners:
                 if self._feed is not None:
                     self._feed.accepted(kind, name)
 
+        self._note(note)
+
+    def _note(self, note: Callable[[], None]) -> None:
+        """Have the thread that follows do something: the feed is for one thread."""
         self._noted.put(note)
+        if self._feed is not None:
+            self._feed.wake()
 
     def _remove(self, source: str, config: Config) -> StoreError | None:
         return None if self._remover is None else self._remover.before_run(source, config)

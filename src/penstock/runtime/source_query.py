@@ -30,6 +30,8 @@ from penstock.spark.reasons import query_failure
 from penstock.spark.session import jvm_exit_code, last_errors
 
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
+_LOOK_SECONDS: Final = 5.0
+"""How often it looks whether its query is to end, though nothing has woken it."""
 
 log = structlog.get_logger("penstock")
 
@@ -65,6 +67,7 @@ class SourceQuery:
         self._planner = Planner(run.config.sources[name], run.config.sinks_of(name))
         self._prepared: NextQuery | None = None
         self._thread: threading.Thread | None = None
+        self._woken = threading.Event()
         self.names: set[str] = set()
         """The names of all queries that it had in the session."""
 
@@ -80,6 +83,11 @@ class SourceQuery:
         """Note the table that was altered: the query is planned anew, from behind `after`."""
         self._planner.after = Position(*report["after"])
         self._planner.altered = tuple(report["altered"])
+        self.wake()
+
+    def wake(self) -> None:
+        """Have its thread look whether the query is to end."""
+        self._woken.set()
 
     def _note_done(self, done: Sequence[int] | None) -> None:
         """Have the next query go on behind what is delivered, where the slot stands before that.
@@ -174,14 +182,16 @@ class SourceQuery:
         stopping = self._run.stopping
         # Not `isActive`: a failure under asynchronous progress tracking can leave that true for ever.
         # And not with a timeout again and again: ten calls a second cost 0.5 % of a core.
-        end, ended = Future[None](), threading.Event()
-        end.add_done_callback(lambda _: ended.set())
+        end = Future[None]()
+        end.add_done_callback(lambda _: self.wake())
         threading.Thread(target=_note_end, args=(query, end), daemon=True).start()
-        while not ended.wait(0.05 if stopping.is_set() else 0.1):
+        while not end.done():
             if self._planner.altered is not None and not stopping.is_set():
                 return
             if stopping.is_set() and (self._state.drained or self._run.expired.is_set()):
                 return
+            self._woken.wait(0.05 if stopping.is_set() else _LOOK_SECONDS)
+            self._woken.clear()
         end.result()
 
 

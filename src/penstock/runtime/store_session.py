@@ -10,7 +10,6 @@ from typing import Final, Self
 
 import structlog
 
-from penstock.config.nats_login import NatsLogin
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
@@ -31,6 +30,7 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainers import Drainers
 from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
+from penstock.sinks.nats.together import login_of
 from penstock.spark.consumer_steps import ConsumerRoute
 from penstock.spark.planning import source_columns
 from penstock.spark.routes import Route
@@ -192,7 +192,7 @@ class StoreSession:
             return NatsSink(sink, name=name, source=sink.source, uuid=self._uuids.get(name))
 
         of = of or SinkBacklog(self._sources[sink.source].id, name)
-        self._drainers.add(of, make, sink.detach_after, _login_of(sink))
+        self._drainers.add(of, make, sink.detach_after, login_of(sink))
 
     def resume(self, name: str) -> None:
         """Deliver a paused sink's messages from now on."""
@@ -273,11 +273,6 @@ class StoreSession:
     def is_drained(self) -> bool:
         """Whether no sink has a backlog, and no consumer but those that are paused."""
         return self._drainers.is_drained()
-
-
-def _login_of(sink: NatsSinkSettings) -> object:
-    """Return what is equal of the sinks that have the same servers, login and bastion."""
-    return [sink.reached, *(getattr(sink, name) for name in NatsLogin.model_fields)]
 
 
 def uuids_of(store: Store, config: Config, source: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from penstock.sinks.stream import Backlog
 from penstock.spark.consumer_feeds import ConsumerFeeds
 from penstock.spark.consumer_steps import ConsumerSteps
 from penstock.spark.routes import size
-from penstock.spark.sink_writer import Delivery, SinkWriter, keep_dead_letters
+from penstock.spark.sink_writer import Delivery, keep_dead_letters
 from penstock.spark.steps import Prepared, Steps
 
 if TYPE_CHECKING:
@@ -72,11 +72,8 @@ class PartWriter:
     def write(self) -> Outcome:
         """Write it all; raises `SinkError` for what needs an operator."""
         worker, outcome = self._worker, self._outcome
-        sink = self._alone()
-        if sink is not None:
-            blocks = (block for block, _ in self._blocks())
-            done = {sink.name: sink.deliver(blocks, self._floors.get(sink.name))}
-        else:
+        done = self._at_once()
+        if done is None:
             done = self._in_threads()
         for name, dead in self._dead.items():
             keep_dead_letters(worker.reporter, name, Written(dead=dead))
@@ -94,8 +91,11 @@ class PartWriter:
             outcome.behind = worker.sees_behind = True
         return outcome
 
-    def _alone(self) -> SinkWriter | None:
-        """Return the sink that all of the part is for, where the store need not be asked for it."""
+    def _at_once(self) -> dict[str, Delivery] | None:
+        """Deliver a part from this thread, where the store need not be asked; None where it can't be.
+
+        That is one for a single sink, and one that is a single block for sinks that share a connection.
+        """
         worker = self._worker
         if self._looks:
             return None
@@ -105,10 +105,16 @@ class PartWriter:
             self._more = chain([first], self._more)
             if first.last:
                 names = worker.audience(first.messages)
+                of = next((of for of in worker.shared if names and names <= of.names), None)
+                if of is not None and not self._floors and all(map(self._is_for, names)):
+                    return of.deliver(first, names)
         if len(names) != 1:
             return None
         (name,) = names
-        return worker.sink_writers[name] if self._is_for(name) else None
+        if not self._is_for(name):
+            return None
+        blocks = (block for block, _ in self._blocks())
+        return {name: worker.sink_writers[name].deliver(blocks, self._floors.get(name))}
 
     @property
     def _looks(self) -> bool:

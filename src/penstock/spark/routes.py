@@ -17,6 +17,7 @@ from penstock.core.tables import TablePattern, matches_any
 from penstock.sinks.nats.order import group_keys
 
 _FEW: Final = 64
+_MOST_KNOWN: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,18 @@ class Route:
 
     def takes(self, schema: str, table: str, action: str) -> bool:
         """Return whether the messages of a table go to the sink, of one action."""
-        patterns = self._patterns
-        return action in self._actions and (
-            patterns is None or matches_any(patterns, schema, table)
-        )
+        return action in self._actions and self.has_table(schema, table)
+
+    def has_table(self, schema: str, table: str) -> bool:
+        """Return whether the messages of a table go to the sink, of some action."""
+        if (patterns := self._patterns) is None:
+            return True
+        found = self._known.get((schema, table))
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[schema, table] = matches_any(patterns, schema, table)
+        return found
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return of each message whether it goes to the sink; None where all do."""
@@ -63,22 +72,24 @@ class Route:
     def _patterns(self) -> tuple[TablePattern, ...] | None:
         return self.settings.patterns  # which parses them each time
 
+    @cached_property
+    def _known(self) -> dict[tuple[str, str], bool]:
+        return {}
+
     def _has_all(self, batch: pa.RecordBatch) -> bool:
         """Return whether all of a few messages go to the sink: the calls of kernels would cost more."""
         if not self._actions.issuperset(batch.column("action").to_pylist()):
             return False
-        patterns = self._patterns
-        if patterns is None:
+        if self._patterns is None:
             return True
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = set(zip(schemas.to_pylist(), tables.to_pylist(), strict=True))
-        return all(matches_any(patterns, *name) for name in names)
+        return all(self.has_table(*name) for name in names)
 
     def _tables(self, batch: pa.RecordBatch) -> pa.Array:
-        patterns: tuple[TablePattern, ...] = self._patterns or ()
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
-        chosen = [matches_any(patterns, *name.as_py().split("\0", 1)) for name in names.dictionary]
+        chosen = [self.has_table(*name.split("\0", 1)) for name in names.dictionary.to_pylist()]
         return pa.array(chosen, pa.bool_()).take(names.indices)
 
 

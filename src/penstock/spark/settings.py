@@ -75,6 +75,11 @@ def local_master(master: str) -> str:
     return master if _local_cores(master) is None else f"local[{_LOCAL_SLOTS}]"
 
 
+def has_all_slots(master: str) -> bool:
+    """Return whether the session of a configured master has slots for every query."""
+    return _local_cores(master) is not None
+
+
 def lanes(spark: SparkSession, master: str, sources: int) -> int:
     """Return how many tasks a long batch of one of so many sources may have, by the configured master.
 

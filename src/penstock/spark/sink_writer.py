@@ -18,7 +18,10 @@ from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.core.monitor import Reporter
 from penstock.sinks import reports
+from penstock.sinks.nats.frames import Encoder
 from penstock.sinks.nats.sink import NatsSink
+from penstock.sinks.nats.task import Task
+from penstock.sinks.nats.together import Together
 from penstock.sinks.nats.window import STEADY_RATE
 from penstock.spark.consumer_steps import ConsumerSteps
 from penstock.spark.steps import Steps
@@ -54,6 +57,8 @@ class SinkWriter:
         self._patience = min(_PATIENCE, settings.detach_after.total_seconds())
         if steps.regroups:
             settings = settings.model_copy(update={"group_by": None})
+        self.settings = settings
+        self._source = source
         self._sink = NatsSink(
             settings,
             name=self.name,
@@ -68,8 +73,36 @@ class SinkWriter:
             self._sink.connect(self._patience)
         except Unfinished as unfinished:
             return unfinished.error
-        self._reporter.send(reports.outcome(self.name, Written(), counted=False))
+        self.note_connected()
         return None
+
+    def note_connected(self) -> None:
+        """Report that its server answers."""
+        self._reporter.send(reports.outcome(self.name, Written(), counted=False))
+
+    def encoder(self, together: Together) -> Encoder:
+        """Return what makes its frames for a connection that it shares."""
+        return together.encoder(self.settings, self.name, self._source, self.steps.route.uuid)
+
+    def prepare(self, block: Block, done: Delivery) -> pa.RecordBatch:
+        """Return what is to be published of a block of which nothing is counted yet."""
+        prepared = self.steps(block)
+        self._note(done, Written(dead=prepared.dead), False, prepared.filtered)
+        return prepared.messages
+
+    def end(self, task: Task, done: Delivery, took: float) -> None:
+        """Note what a task has published, and publish the rest over a connection of its own."""
+        self._note(done, task.partly_written() if task.rows.left else task.written, False)
+        if not task.rows.left:
+            return
+        rest = task.rest()
+        try:
+            written = self._sink.write(rest, max(self._patience - took, self._patience / 2))
+        except Unfinished as unfinished:
+            done.error, written = unfinished.error, unfinished.written
+            done.rest.append(unfinished.rest)
+        self._note(done, written, False)
+        self._sink.close()
 
     def close(self) -> None:
         """End its connection and the operator's code."""

@@ -33,6 +33,7 @@ from penstock.spark.consumer_steps import ConsumerRoute, ConsumerSteps
 from penstock.spark.lanes import Reports
 from penstock.spark.part_writer import Outcome, PartWriter
 from penstock.spark.routes import Route
+from penstock.spark.shared_sinks import shared
 from penstock.spark.sink_plan import SinkPlan
 from penstock.spark.sink_writer import SinkWriter
 from penstock.spark.steps import Steps
@@ -107,6 +108,7 @@ class Worker:
         )
         self.store = StoreWriter(fan_out.store, streams, self.reporter)
         self.pool = ThreadPoolExecutor(max(len(self.publishers), 1), "sink")
+        self.shared = shared(self.sink_writers, fan_out.source, self.pool)
         self.query: str | None = None
         self.floors: Floors = {}
         self.sees_behind = False
@@ -160,6 +162,8 @@ class Worker:
             steps.close()
         for sink_writer in self.publishers.values():
             sink_writer.close()
+        for of in self.shared:
+            of.close()
         self.store.streams.close()
         self.pool.shutdown(wait=False)
 
@@ -169,14 +173,15 @@ class Worker:
             steps.start()
         behind = self.store.behind()
         self.sees_behind = bool(behind)
-        tries = {
-            name: self.pool.submit(sink_writer.connect)
-            for name, sink_writer in self.publishers.items()
-            if name not in behind
-        }
+        wanted = [name for name in self.publishers if name not in behind]
+        one_by_one = set(wanted).difference(*(of.names for of in self.shared))
+        tries = {name: self.pool.submit(self.publishers[name].connect) for name in one_by_one}
+        errors = {name: error for name, t in tries.items() if (error := t.result())}
+        for of in self.shared:
+            errors |= of.connect([name for name in wanted if name in of.names])
         # What was counted before is no measure of what a sink has: LSNs may have started anew since.
         fallen: dict[str, tuple[SinkError, list[pa.RecordBatch]]] = {
-            name: (error, []) for name, t in tries.items() if (error := t.result())
+            name: (error, []) for name, error in errors.items()
         }
         self.store.fall_behind(fallen)
         self.sees_behind = self.sees_behind or bool(fallen)

@@ -32,7 +32,7 @@ PATIENCE: Final = 75.0
 LEASE_SECONDS: Final = 6.0
 """How long a lease lasts after its last beat."""
 _BEAT_SECONDS: Final = 1.5
-_LOOK_SECONDS: Final = 0.25
+_LOOK_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 2.0
 

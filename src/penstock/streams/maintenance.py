@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from penstock.streams.segments import (
     SQL,
     Connection,
     Segment,
+    all_segments,
     lock_writers,
     low_watermark,
     readers_of,
@@ -79,23 +80,38 @@ class Maintenance:
 
 def run_once(store: Store) -> None:
     """Do what is due. What is locked by others is left for the next time; raises `StoreError`."""
-    sources = {source.id: source for source in store.sources()}
-    for source in sources.values():
+    streams, heads = store.streams(), dict[int, Position]()
+    for source in store.sources():
         with _unless_locked(store) as connection:
             _empty_batches(store, connection, source)
-    for stream in store.streams():
-        with _unless_locked(store) as connection:
-            _close_if_due(connection, stream)
-        with _unless_locked(store) as connection:
-            _expire(store, connection, stream)
-        with _unless_locked(store) as connection:
-            _merge(store, connection, stream)
+        heads[source.id] = store.head(source.id)
+    surveyed = _survey(store, streams)
+    for stream in streams:  # most have nothing to do, which one look at all of them tells
+        found, head = surveyed.get(stream.id), heads.get(stream.source_id, START)
+        if found is None or _may_close(stream, found):
+            found = None
+            with _unless_locked(store) as connection:
+                _close_if_due(connection, stream)
+        if found is None or _expired(stream, found, head):
+            found = None
+            with _unless_locked(store) as connection:
+                _expire(store, connection, stream)
+        if found is None or _mergeable(stream, found, head):
+            with _unless_locked(store) as connection:
+                _merge(store, connection, stream)
     with store.connection() as connection:
         orphans = [row[0] for row in connection.execute(SQL["orphans"])]
     for segment_id in orphans:
         with _unless_locked(store) as connection:
             table = segment_table(segment_id)
             connection.execute(sql.SQL(SQL["drop_table"]).format(table=table))
+
+
+def _survey(store: Store, streams: Sequence[StreamRecord]) -> dict[int, list[Segment]]:
+    """Return the segments of all streams; nothing where one is locked: then each has its own look."""
+    with _unless_locked(store) as connection:
+        return all_segments(connection, [stream.id for stream in streams])
+    return {}
 
 
 @contextlib.contextmanager
@@ -109,11 +125,18 @@ def _unless_locked(store: Store) -> Iterator[Connection]:
             raise
 
 
-def _close_if_due(connection: Connection, stream: StreamRecord) -> None:
+def _may_close(stream: StreamRecord, segments: Sequence[Segment]) -> bool:
+    """Return whether a stream's last segment is old or large, and holds anything."""
     age = _AGE if stream.retention is None else min(_AGE, stream.retention / 8)
-    last = segments_of(connection, stream.id)[-1]
-    old = last.age > max(age, _LEAST_AGE).total_seconds()
-    if old or last.bytes > SEGMENT_BYTES[stream.kind]:
+    old_s = max(age, _LEAST_AGE).total_seconds()
+    return any(
+        not last.empty and (last.age > old_s or last.bytes > SEGMENT_BYTES[stream.kind])
+        for last in segments[-1:]
+    )
+
+
+def _close_if_due(connection: Connection, stream: StreamRecord) -> None:
+    if _may_close(stream, segments_of(connection, stream.id)):
         close_segment(connection, stream)
 
 
@@ -136,16 +159,23 @@ def _last_position(connection: Connection, segment: Segment) -> Position | None:
     return Position(*row) if row else None
 
 
+def _expired(stream: StreamRecord, segments: Sequence[Segment], head: Position) -> list[Segment]:
+    """Return the segments whose time is over."""
+    if stream.retention is None:
+        return []
+    keep = stream.retention.total_seconds()
+    return [of for of in segments if of.done(head) and (of.closed or 0) > keep]
+
+
+def _mergeable(stream: StreamRecord, segments: Sequence[Segment], head: Position) -> list[Segment]:
+    """Return the closed segments of a stream of kind rows that are worth merging."""
+    return to_merge(segments, head) if stream.kind == "rows" else []
+
+
 def _expire(store: Store, connection: Connection, stream: StreamRecord) -> None:
     """Take the segments whose time is over out of a stream."""
-    if stream.retention is None:
-        return
-    head, keep = store.head(stream.source_id), stream.retention.total_seconds()
-    expired = [
-        segment
-        for segment in segments_of(connection, stream.id)
-        if segment.done(head) and (segment.closed or 0) > keep
-    ]
+    head = store.head(stream.source_id)
+    expired = _expired(stream, segments_of(connection, stream.id), head)
     if not expired:
         return
     through = expired[-1].through or START
@@ -166,11 +196,8 @@ def _expire(store: Store, connection: Connection, stream: StreamRecord) -> None:
 
 def _merge(store: Store, connection: Connection, stream: StreamRecord) -> None:
     """Merge closed segments of a stream of kind rows."""
-    if stream.kind != "rows":
-        return
     segments = segments_of(connection, stream.id)
-    run = to_merge(segments, store.head(stream.source_id))
-    if run:
+    if run := _mergeable(stream, segments, store.head(stream.source_id)):
         readers = readers_of(stream, store.consumers())
         watermarks = [low_watermark(connection, reader) for reader in readers]
         watermarks += low_watermarks(connection, stream)

@@ -5,12 +5,14 @@
 SELECT set_config('lock_timeout', %s, true)
 
 -- name: segments
--- A stream's segments, with the seconds since each was opened and closed, and its bytes.
-SELECT g.id, g.after_lsn, g.after_idx, g.through_lsn, g.through_idx,
+-- The segments of some streams, with the seconds since each was opened and closed, its bytes,
+-- and whether nothing was ever written to it.
+SELECT g.stream_id, g.id, g.after_lsn, g.after_idx, g.through_lsn, g.through_idx,
        extract(epoch FROM now() - g.opened_at)::float8,
        extract(epoch FROM now() - g.closed_at)::float8,
-       coalesce(pg_table_size(to_regclass('penstock.segment_' || g.id)), 0)
-FROM penstock.segments g WHERE g.stream_id = %s ORDER BY g.after_lsn, g.after_idx
+       coalesce(pg_table_size(to_regclass('penstock.segment_' || g.id)), 0),
+       coalesce(pg_relation_size(to_regclass('penstock.segment_' || g.id)), 0) = 0
+FROM penstock.segments g WHERE g.stream_id = ANY(%s) ORDER BY g.after_lsn, g.after_idx
 
 -- name: last_position
 SELECT lsn, idx FROM {segment} ORDER BY lsn DESC, idx DESC LIMIT 1

@@ -31,6 +31,8 @@ class Segment(NamedTuple):
     age: float
     closed: float | None
     bytes: int
+    empty: bool = False
+    """Whether nothing was ever written to it."""
 
     def done(self, head: Position) -> bool:
         """Return whether nothing is written to it any more, not even after a crash."""
@@ -39,19 +41,18 @@ class Segment(NamedTuple):
 
 def segments_of(connection: Connection, stream_id: int) -> list[Segment]:
     """Return a stream's segments in their order."""
-    return [
-        Segment(
-            id_,
-            Position(after_lsn, after_idx),
-            None if through_lsn is None else Position(through_lsn, through_idx),
-            age,
-            closed,
-            size,
-        )
-        for id_, after_lsn, after_idx, through_lsn, through_idx, age, closed, size in (
-            connection.execute(SQL["segments"], [stream_id])
-        )
-    ]
+    return all_segments(connection, [stream_id])[stream_id]
+
+
+def all_segments(connection: Connection, streams: Sequence[int]) -> dict[int, list[Segment]]:
+    """Return the segments of some streams in their order, by stream."""
+    found: dict[int, list[Segment]] = {stream: [] for stream in streams}
+    for stream, id_, after_lsn, after_idx, through_lsn, through_idx, *rest in connection.execute(
+        SQL["segments"], [list(streams)]
+    ):
+        through = None if through_lsn is None else Position(through_lsn, through_idx)
+        found[stream].append(Segment(id_, Position(after_lsn, after_idx), through, *rest))
+    return found
 
 
 def lock_writers(connection: Connection, source_id: int) -> None:

@@ -90,7 +90,12 @@ class JetStreamApi:
 def find_stream(config: NatsSinkConfig, source: str) -> str:
     """Return the name of the stream that captures the sink's subjects; raises `SinkError`."""
     with JetStreamApi(config) as api:
-        names = api.streams(config.template.wildcard(source))
+        return stream_of(api, config, source)
+
+
+def stream_of(api: JetStreamApi, config: NatsSinkConfig, source: str) -> str:
+    """Return the same over a connection that is there."""
+    names = api.streams(config.template.wildcard(source))
     if config.stream and config.stream in names:
         return config.stream
     if not names:

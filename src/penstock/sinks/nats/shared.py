@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 
 from penstock.config.sinks import NatsSinkSettings, SinkSettings
 from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
-from penstock.sinks.nats.jetstream import find_stream
+from penstock.sinks.nats.jetstream import JetStreamApi, stream_of
+from penstock.sinks.nats.together import login_of
 
 
 def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
@@ -55,13 +57,7 @@ def _in_one_stream(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield sinks that put the same messages into one stream: the later, the earlier, the stream."""
     streams: dict[str, tuple[str, frozenset[tuple[str, int]]]] = {}
-    for name, sink in sinks.items():
-        if not isinstance(sink, NatsSinkSettings):
-            continue
-        try:
-            stream = find_stream(sink, source)
-        except SinkError:
-            continue  # reported already
+    for name, (sink, stream) in _streams_of(source, sinks).items():
         behind = "" if sink.reached is None else f"{sink.reached.host}:{sink.reached.port}/"
         servers = frozenset((f"{behind}{server.host}", server.port) for server in sink.servers)
         for other, (other_stream, other_servers) in streams.items():
@@ -70,6 +66,28 @@ def _in_one_stream(
             if _overlap(sink, sinks[other]):
                 yield name, other, stream
         streams[name] = stream, servers
+
+
+def _streams_of(
+    source: str, sinks: Mapping[str, SinkSettings]
+) -> dict[str, tuple[NatsSinkSettings, str]]:
+    """Return the streams of NATS sinks, over one connection a login; what fails is reported already."""
+    found: dict[str, tuple[NatsSinkSettings, str]] = {}
+    apis: list[tuple[object, JetStreamApi | None]] = []
+    with contextlib.ExitStack() as stack:
+        for name, sink in sinks.items():
+            if not isinstance(sink, NatsSinkSettings):
+                continue
+            login = login_of(sink)
+            known = [api for other, api in apis if other == login]
+            if not known:
+                with contextlib.suppress(SinkError):
+                    known = [stack.enter_context(JetStreamApi(sink))]
+                apis.append((login, known[0] if known else None))
+            if known and known[0] is not None:
+                with contextlib.suppress(SinkError):
+                    found[name] = sink, stream_of(known[0], sink, source)
+    return found
 
 
 def _overlap(a: SinkSettings, b: SinkSettings) -> bool:

@@ -76,8 +76,8 @@ class NatsSink:
         self._on_retry = on_retry or (lambda _error, _seconds: None)
         self._should_stop = should_stop or (lambda: False)
         # One inbox for the sink's life: acks of a lost connection's messages are as good as any.
-        self._inbox = new_inbox()
-        self._encoder = Encoder(config, name, source, self._inbox, uuid)
+        self.inbox = new_inbox()
+        self._encoder = Encoder(config, name, source, self.inbox, uuid)
         self._connection: Connection | None = None
         self._was_connected = False
         self._next_server = 0
@@ -100,9 +100,7 @@ class NatsSink:
         With `patience` it raises `Unfinished`, for any `SinkError`, and where so many seconds pass
         without an ack, or beyond what the batch takes at `STEADY_RATE`.
         """
-        if self._config.kind == "rows":
-            gone = _NO_ROWS.slice(1) if self._config.deletes else _NO_ROWS
-            batch = batch.filter(pc.invert(pc.is_in(batch.column("action"), value_set=gone)))
+        batch = published(self._config, batch)
         if not batch.num_rows:
             return Written()
         self._patience = Patience(patience, batch.num_rows)
@@ -140,9 +138,13 @@ class NatsSink:
 
     def connect(self, patience: float | None = None) -> None:
         """Connect to one of the servers; raises `Unfinished` as `write` does."""
+        self.opened(patience)
+
+    def opened(self, patience: float | None = None) -> Connection:
+        """Return the connection, which is made where there is none; raises as `connect` does."""
         self._patience = Patience(patience, 0)
         try:
-            self._connected()
+            return self._connected()
         except SinkError as error:
             if patience is None:
                 raise
@@ -150,10 +152,9 @@ class NatsSink:
 
     def check(self, patience: float) -> None:
         """Check that a server answers, over a connection that stays; raises `Unfinished`."""
-        self.connect(patience)
-        assert self._connection is not None  # noqa: S101 - `connect` has made it
+        connection = self.opened(patience)
         try:
-            self._connection.ping(patience)
+            connection.ping(patience)
         except SinkError as error:
             self.close()
             raise Unfinished(error, _NOTHING, Written()) from None
@@ -251,7 +252,7 @@ class NatsSink:
 
     def _connect(self) -> Connection:
         connection = connect_first(
-            self._config, f"penstock {self._name}", inbox=self._inbox, start=self._next_server,
+            self._config, f"penstock {self._name}", inbox=self.inbox, start=self._next_server,
             timeout=lambda: max(0.05, min(CONNECT_TIMEOUT, self._patience.left())),
         )  # fmt: skip
         servers = servers_of(self._config)
@@ -270,6 +271,14 @@ class NatsSink:
             if self._should_stop() or self._patience.left() <= 0:
                 raise _stopped(error)
             time.sleep(min(left, 0.1))
+
+
+def published(config: NatsSinkConfig, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch without the messages of kind rows that leave no row behind."""
+    if config.kind != "rows":
+        return batch
+    gone = _NO_ROWS.slice(1) if config.deletes else _NO_ROWS
+    return batch.filter(pc.invert(pc.is_in(batch.column("action"), value_set=gone)))
 
 
 def _stopped(error: SinkError) -> SinkError:

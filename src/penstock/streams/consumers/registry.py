@@ -27,6 +27,7 @@ from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.joined import OF_TARGET, here, joined, written
+from penstock.streams.consumers.moved import Moved
 from penstock.streams.consumers.notices import Notices
 from penstock.streams.consumers.receive_limit import ReceiveLimit
 from penstock.streams.consumers.search import StreamSearch
@@ -85,6 +86,7 @@ class Consumers:
             self._sessions, connected=self._listening, received=self._notified, lost=self._missed
         )
 
+        self._moved = Moved()
         self._status = Status(self._sessions, self._newest)
         self._limit = ReceiveLimit(self._sessions, self._notices.send)
 
@@ -163,6 +165,24 @@ class Consumers:
         """Return all consumers by name."""
         await self._load()
         return sorted(self._names.values(), key=lambda info: info.name)
+
+    async def known(self) -> Sequence[ConsumerInfo]:
+        """Return all consumers; the store is asked only where something was noticed of the list."""
+        if self._stale:
+            await self._load()
+        return list(self._names.values())
+
+    def moved(self) -> Callable[[ConsumerInfo], bool]:
+        """Return what tells of a consumer whether something may have changed since the last call.
+
+        Of one that has nothing that waits, is out, or is dead, nothing changes unnoticed.
+        """
+        found = self._moved.take()
+        return lambda info: (
+            not self._notices.is_used
+            or info.id not in self._consumers
+            or found.has(info.id, self._consumers[info.id].stream.source_id)
+        )
 
     async def refusals(self) -> Mapping[str, tuple[str, float]]:
         """Return why consumers can't be served as the desired state has them, and since when."""
@@ -424,13 +444,16 @@ class Consumers:
     # Other processes
 
     def _freed(self, consumer: int) -> None:
+        self._moved.note(consumer)
         self._notices.send(f"c{consumer}")
 
     def _missed(self) -> None:
         self._stale = True
+        self._moved.note_all()
 
     async def _listening(self) -> None:
         self._stale = True
+        self._moved.note_all()
         for consumer in self._consumers.values():
             consumer.head_moved()
             consumer.log_moved()
@@ -439,10 +462,12 @@ class Consumers:
     def _notified(self, payload: str) -> None:
         kind, number = payload[:1], payload[1:]
         if kind == "s":
+            self._moved.note_source(number)
             for consumer in self._consumers.values():
                 if str(consumer.stream.source_id) == number:
                     consumer.head_moved()
         elif kind == "c" and number.isdigit():
+            self._moved.note(int(number))
             if (found := self._consumers.get(int(number))) is not None:
                 found.log_moved()
         elif kind == "w" and number.isdigit():
