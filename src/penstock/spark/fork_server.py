@@ -33,13 +33,13 @@ _SHELL: Final = "/bin/sh"
 _LONGEST_ADDRESS: Final = 100  # bytes; the least that systems allow is 104, with its end
 _REQUEST_SECONDS: Final = 5.0
 
-_CAPTURE: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 # None of them starts a thread of Python's, which a fork would lose.
 _NEEDED: Final = (
     "dateutil.relativedelta",  # pyarrow looks for it
     "pyarrow.flight",
     "pyspark.daemon",
     "pyspark.worker",
+    "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.sql.worker.lookup_data_sources",
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.plan_data_source_read",
@@ -94,9 +94,8 @@ def _ignore_interrupt() -> None:
 
 def _load() -> None:
     """Import what any of Spark's Python processes needs."""
-    for name in (*_NEEDED, _CAPTURE):
+    for name in _NEEDED:
         importlib.import_module(name)
-    del sys.modules[_CAPTURE]  # it is run as the main module, which is another one
     gc.collect()
     gc.freeze()  # what a fork's collections walked, it would copy
 
@@ -207,6 +206,7 @@ def _run(request: Request) -> None:
     name = (arguments[0] if arguments else module).rpartition(".")[2]
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name[:15])
+    sys.modules.pop(module, None)  # it runs as the main module, which is another one
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
