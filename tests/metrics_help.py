@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -37,7 +38,15 @@ class _Facts:
     async def refusals(self) -> dict[str, tuple[str, float]]:
         return {}
 
-    async def facts(self) -> list[tuple[ConsumerInfo, ConsumerFacts]]:
+    async def known(self) -> list[ConsumerInfo]:
+        return [info for info, _ in await self.facts()]
+
+    def moved(self) -> Callable[[ConsumerInfo], bool]:
+        return lambda _: True
+
+    async def facts(
+        self, _: Sequence[ConsumerInfo] | None = None
+    ) -> list[tuple[ConsumerInfo, ConsumerFacts]]:
         fails = self._fails
         found = []
         for number, name in enumerate(("orders", "mail")):  # the stream's own group, and a consumer

@@ -214,7 +214,9 @@ def runs(process: psutil.Process, module: str) -> bool:
     with contextlib.suppress(psutil.Error, OSError):
         command = process.cmdline()
         name = Path(f"/proc/{process.pid}/comm").read_text().strip()
-        return module in command or (_FORKS in command and name == _NAMES[module])
+        if _FORKS in command:
+            return name == _NAMES[module]
+        return command[1:3] == ["-m", module]  # a fork's client has it among its arguments
     return False
 
 

@@ -63,6 +63,12 @@ _BY_HAND = (
         for method in ("PUT", "PATCH", "DELETE")
     ),
     "GET /v1/streams/{stream}/messages",
+    "GET /v1/streams/{stream}/messages/{position}",
+    "GET /v1/dead-letter-causes",
+    "GET /v1/targets/{target}/uses",
+    *(f"PUT /v1/{kind}s/{{{kind}}}/bastion/host-key" for kind in ("source", "target")),
+    "POST /v1/try-sink",
+    "POST /v1/sources/{source}/next-changes",
     "POST /v1/plan",
     "POST /v1/apply",
     "POST /v1/test-source",

@@ -28,8 +28,10 @@ _NAME: Final = "trial"
 
 
 def _pattern(text: Any) -> str:
+    if not isinstance(text, str):
+        raise ValueError("is a table's name, or a pattern")
     TablePattern.parse(text)
-    return str(text)
+    return text
 
 
 class _Try(BaseModel):
