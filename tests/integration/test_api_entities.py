@@ -369,6 +369,20 @@ def test_a_sources_old_values_and_its_check(database: Database) -> None:
         problem(shop.client.get("/v1/sources/none/check"), 404)
 
 
+def test_the_next_changes_of_a_source_that_is_not_prepared(database: Database) -> None:
+    """The database answers: that it lacks the publication is no failure of a server."""
+    with Shop(database.url, ApiTools()) as shop:
+        _put(shop, "/v1/sources/shop", {"type": "postgres", "url": database.url})
+        answer = shop.client.post("/v1/sources/shop/next-changes", json={"wait_for_ms": 100})
+        assert answer.status_code == 409
+        assert answer.json()["code"] == "publication_missing"
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        database.execute("CREATE PUBLICATION penstock_shop FOR TABLE t")
+        answer = shop.client.post("/v1/sources/shop/next-changes", json={"wait_for_ms": 100})
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {"data": []}
+
+
 def test_a_source_that_is_away_is_said_so_in_time(shop: Shop) -> None:
     # 192.0.2.0/24 is never routed: either nothing answers, or the network refuses at once.
     for url, status in (

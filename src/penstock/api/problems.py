@@ -66,6 +66,8 @@ _AT_FAULT: Final = frozenset(
 """What a source's server refuses because of the request."""
 _MISCONFIGURED: Final = frozenset({"credential", "connector"})
 """Where a sync's configuration is at fault, and not the API that it reads."""
+_UNPREPARED: Final = frozenset({"publication_missing", "slots_exhausted"})
+"""What a source's server lacks: it answers, and the request is in order."""
 _MEDIA_TYPE: Final = "application/problem+json"
 # Where FastAPI and pydantic found an error, which is no part of the field's name.
 _PLACES: Final = frozenset({"body", "query", "path", "pull", "webhook"})
@@ -203,6 +205,8 @@ def _status_of(error: PenstockError) -> int:
             return 409
         case CaptureError() if error.code in _AT_FAULT:
             return 422
+        case CaptureError() if error.code in _UNPREPARED:
+            return 409
         case SinkError():
             return 409
     return 502

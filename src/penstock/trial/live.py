@@ -43,16 +43,18 @@ class _Stream(ReplicationStream):
         except psycopg.errors.QueryCanceled:
             raise CaptureError(
                 "slot_missing",
-                f"A slot for `penstock try` could not be made in {_SLOT_TIMEOUT}: Postgres waits for "
+                f"A slot for the next changes could not be made in {_SLOT_TIMEOUT}: Postgres waits for "
                 "transactions that were open before.",
-                remedy="End the oldest (pg_stat_activity has them), or try --message.",
+                remedy="End the oldest (pg_stat_activity has them), or try messages of your own:"
+                " `penstock try --message`.",
             ) from None
         except psycopg.errors.ConfigurationLimitExceeded:
             raise CaptureError(
                 "slots_exhausted",
-                "All replication slots of the server are taken, and --live needs one for a while.",
+                "All replication slots of the server are taken, and the next changes need one for a"
+                " while.",
                 remedy="Drop one that nothing reads (they are in pg_replication_slots), raise "
-                "max_replication_slots, or try --message.",
+                "max_replication_slots, or try messages of your own: `penstock try --message`.",
             ) from None
         super()._prepare(known)
 
@@ -87,7 +89,8 @@ def read(
             raise CaptureError(
                 error.code,
                 f"There is no publication {source.publication} yet.",
-                remedy="The first `penstock run` makes it. Until then, try --message.",
+                remedy="The first `penstock run` makes it. Until then, try messages of your own:"
+                " `penstock try --message`.",
             ) from None
         stack.callback(stream.close)
         decoder = Decoder(
