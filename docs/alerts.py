@@ -130,7 +130,7 @@ ALERTS: Final = (
         f"({_LAG} and on (stream, consumer) {_OWN}) > 600",
         "The own group of stream {{ $labels.stream }} is {{ $value | humanizeDuration }} behind",
         "Its workers are gone, slow, or too few. Delete this rule if your workers use named consumers"
-        " alone: every stream has a group of its own, and what nobody takes lags.",
+        " alone: every stream has a group of its own, which lags when no worker receives from it.",
     ),
     Alert(
         "PenstockDeadLetters", "warning", "0m",

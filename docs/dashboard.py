@@ -19,7 +19,7 @@ from penstock.runtime.metric_list import (
     SOURCES,
     STORE_UP,
     SYNCS,
-    Described,
+    MetricSpec,
 )
 
 Panel = dict[str, Any]
@@ -28,7 +28,7 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _COLUMNS: Final = 24
 _WORST: Final = (HEALTH, STORE_UP, SINKS["error"], CONSUMER_UP, SYNCS["up"])
 """Gauges that are worse where they are less: a standby's must not hide them."""
-_OWN: Final[dict[Described, tuple[str, str, str] | None]] = {
+_OWN: Final[dict[MetricSpec, tuple[str, str, str] | None]] = {
     SOURCES["received_lsn"]: None,
     SOURCES["confirmed_lsn"]: (
         "WAL read and not confirmed",
@@ -114,7 +114,7 @@ def _overview() -> Iterator[Panel]:
         yield _of("stat", title, expr, "", unit, (3, 4))
 
 
-def _panel(group: str, metric: Described) -> Panel:
+def _panel(group: str, metric: MetricSpec) -> Panel:
     """Return the panel of a metric, or none where another one shows it."""
     if metric in _OWN:
         own = _OWN[metric]
@@ -123,7 +123,7 @@ def _panel(group: str, metric: Described) -> Panel:
         title, expr, unit = own
     else:
         title, unit = (
-            metric.name.removeprefix("penstock_").replace("_", " ").capitalize(),
+            _stem(metric).removeprefix("penstock_").replace("_", " ").capitalize(),
             _unit(metric),
         )
         value = f"{metric}{_JOB}"
@@ -140,10 +140,14 @@ def _panel(group: str, metric: Described) -> Panel:
     }
 
 
-def _unit(metric: Described) -> str:
-    if metric.name.endswith("_bytes"):
+def _stem(metric: MetricSpec) -> str:
+    return metric.name.removesuffix("_total")
+
+
+def _unit(metric: MetricSpec) -> str:
+    if _stem(metric).endswith("_bytes"):
         return "binBps" if metric.counts else "bytes"
-    if metric.name.endswith("_seconds"):
+    if _stem(metric).endswith("_seconds"):
         return "s"
     return "cps" if metric.counts else "short"
 

@@ -13,14 +13,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A metric. As a text it is the name that samples have, for use in expressions."""
+class MetricSpec:
+    """A metric, by the name that its samples have; as a text it is that name, for expressions."""
 
     name: str
     text: str
     labels: tuple[str, ...] = ()
-    counts: bool = False
-    """Whether it is a counter; it is a gauge otherwise."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a counter; it is a gauge otherwise."""
+        return self.name.endswith("_total")
 
     def family(self) -> GaugeMetricFamily | CounterMetricFamily:
         """Return it without samples."""
@@ -28,115 +31,105 @@ class Described:
         return kind(self.name, self.text, labels=self.labels)
 
     def __str__(self) -> str:
-        return f"{self.name}_total" if self.counts else self.name
+        return self.name
 
 
-def _all(
-    labels: str, gauges: Mapping[str, tuple[str, str]], counters: Mapping[str, tuple[str, str]]
-) -> dict[str, Described]:
-    """Return the metrics of one kind of thing by the attributes of its state."""
+def _listed(labels: str, table: str) -> dict[str, MetricSpec]:
+    """Return the metrics of a table by the first word of each line, the attribute that has the value.
+
+    The metric's name and its meaning follow.
+    """
+    rows = (line.split(maxsplit=2) for line in table.strip().splitlines())
     names = tuple(labels.split())
-    made = {key: Described(f"penstock_{n}", text, names) for key, (n, text) in gauges.items()}
-    return made | {
-        key: Described(f"penstock_{n}", text, names, counts=True)
-        for key, (n, text) in counters.items()
-    }
+    return {key: MetricSpec(f"penstock_{name}", text, names) for key, name, text in rows}
 
 
-HEALTH: Final = Described(
+HEALTH: Final = MetricSpec(
     "penstock_health", "How a part is: 0 failed, 1 starting, 2 degraded, 3 ready", ("part",)
 )
-STORE_UP: Final = Described("penstock_store_up", "0 while the store does not answer")
-SOURCES: Final = _all(
+STORE_UP: Final = MetricSpec("penstock_store_up", "0 while the store does not answer")
+SOURCES: Final = _listed(
     "source",
-    {
-        "state": ("source_streaming", "1 while the slot's stream is being read"),
-        "received_lsn": ("received_lsn", "LSN up to which the WAL was read"),
-        "confirmed_lsn": ("confirmed_lsn", "LSN confirmed to the server"),
-        "waiting": ("waiting_messages", "Messages captured and not yet delivered"),
-        "waited": ("oldest_waiting_seconds", "How long the oldest of these has waited"),
-        "unread_bytes": ("unread_bytes", "WAL bytes captured and not yet in a batch"),
-    },
-    {
-        "captured": ("captured_messages", "Messages read from the slot"),
-        "truncates_skipped": ("truncates_skipped", "Truncates that no sink lists"),
-        "reconnects": ("reconnects", "Replication connections made again"),
-        "restarts": ("restarts", "Queries started again after an error"),
-    },
+    """
+    state              source_streaming         1 while the slot's stream is being read
+    received_lsn       received_lsn             LSN up to which the WAL was read
+    confirmed_lsn      confirmed_lsn            LSN confirmed to the server
+    waiting            waiting_messages         Messages captured and not yet delivered
+    waited             oldest_waiting_seconds   How long the oldest of these has waited
+    unread_bytes       unread_bytes             WAL bytes captured and not yet in a batch
+    captured           captured_messages_total  Messages read from the slot
+    truncates_skipped  truncates_skipped_total  Truncates that no sink lists
+    reconnects         reconnects_total         Replication connections made again
+    restarts           restarts_total           Queries started again after an error
+    """,
 )
-SINKS: Final = _all(
+SINKS: Final = _listed(
     "sink",
-    {
-        "error": ("sink_up", "0 while an error holds the sink up"),
-        "delivered_at": ("last_delivery_seconds", "Unix time of the last delivery, 0 before it"),
-    },
-    {
-        "delivered": ("delivered_messages", "Messages that the sink has, each once"),
-        "duplicates": ("duplicate_messages", "Messages that the sink was sent again and had"),
-        "bytes": ("delivered_bytes", "Bytes of the delivered bodies"),
-        "dead_lettered": ("dead_letters", "Messages that can never be delivered"),
-        "filtered": ("filtered_messages", "Messages left out by the sink's expressions"),
-        "retries": ("sink_retries", "Waits after an error"),
-    },
+    """
+    error          sink_up                   0 while an error holds the sink up
+    delivered_at   last_delivery_seconds     Unix time of the last delivery, 0 before it
+    delivered      delivered_messages_total  Messages that the sink has, each once
+    duplicates     duplicate_messages_total  Messages that the sink was sent again and had
+    bytes          delivered_bytes_total     Bytes of the delivered bodies
+    dead_lettered  dead_letters_total        Messages that can never be delivered
+    filtered       filtered_messages_total   Messages left out by the sink's expressions
+    retries        sink_retries_total        Waits after an error
+    """,
 )
-BACKLOGS: Final = _all(
+BACKLOGS: Final = _listed(
     "sink",
-    {
-        "behind": ("sink_behind", "1 while the sink's messages go to its backlog"),
-        "detached": ("sink_detached", "1 once that has lasted for detach_after"),
-        "backlog": ("backlog_messages", "Messages that wait in the store"),
-        "backlog_bytes": ("backlog_bytes", "Their bytes there"),
-    },
-    {},
+    """
+    behind         sink_behind       1 while the sink's messages go to its backlog
+    detached       sink_detached     1 once that has lasted for detach_after
+    backlog        backlog_messages  Messages that wait in the store
+    backlog_bytes  backlog_bytes     Their bytes there
+    """,
 )
-CONSUMERS: Final = _all(
+CONSUMERS: Final = _listed(
     "stream consumer",
-    {
-        "lag_messages": ("consumer_lag_messages", "Messages not acked yet"),
-        "lag_seconds": ("consumer_lag_seconds", "Age of the oldest message not acked yet"),
-        "in_flight": ("consumer_in_flight", "Messages handed out, not acked and not nacked"),
-        "waiting_for_retry": ("consumer_waiting_for_retry", "Messages to be redelivered"),
-        "dead_letters": ("consumer_dead_letters", "Dead letters that were not replayed"),
-    },
-    {
-        "redeliveries": ("consumer_redeliveries", "Deliveries but each message's first"),
-        "failures": ("consumer_failures", "Deliveries nacked or not acked in time"),
-    },
+    """
+    lag_messages       consumer_lag_messages        Messages not acked yet
+    lag_seconds        consumer_lag_seconds         Age of the oldest message not acked yet
+    in_flight          consumer_in_flight           Messages handed out, not acked and not nacked
+    waiting_for_retry  consumer_waiting_for_retry   Messages to be redelivered
+    dead_letters       consumer_dead_letters        Dead letters that were not replayed
+    redeliveries       consumer_redeliveries_total  Deliveries but each message's first
+    failures           consumer_failures_total      Deliveries nacked or not acked in time
+    """,
 )
-CONSUMER_UP: Final = Described(
+CONSUMER_UP: Final = MetricSpec(
     "penstock_consumer_up",
     "0 while the consumer is disabled or its deliveries fail",
     ("stream", "consumer"),
 )
-BACKFILLS: Final = _all(
+BACKFILLS: Final = _listed(
     "number sink table state",
-    {
-        "rows_done": ("backfill_rows_done", "Rows that an open or failed backfill has delivered"),
-        "rows_total": ("backfill_rows_estimated", "About how many there will be"),
-    },
-    {},
+    """
+    rows_done   backfill_rows_done       Rows that an open or failed backfill has delivered
+    rows_total  backfill_rows_estimated  About how many there will be
+    """,
 )
-_COLLECTION: Final = ("sync", "collection")
-SYNC_RECORDS: Final = Described(
-    "penstock_sync_records",
+SYNC_RECORDS: Final = MetricSpec(
+    "penstock_sync_records_total",
     "Records by what became of them",
-    (*_COLLECTION, "what"),
-    counts=True,
+    ("sync", "collection", "what"),
 )
-SYNCS: Final = _all(
+SYNCS: Final = _listed(
     "sync collection",
-    {
-        "up": ("sync_up", "0 while the collection is not read"),
-        "lag_seconds": ("sync_lag_seconds", "Seconds since the collection was last read"),
-    },
-    {"requests": ("sync_requests", "Requests made to the API")},
+    """
+    up           sync_up              0 while the collection is not read
+    lag_seconds  sync_lag_seconds     Seconds since the collection was last read
+    requests     sync_requests_total  Requests made to the API
+    """,
 )
-CREDENTIALS: Final = _all(
+CREDENTIALS: Final = _listed(
     "credential",
-    {"used": ("credential_requests_used", "Requests made in the credential's interval")},
-    {"refused": ("credential_refused", "Answers of 429")},
+    """
+    used     credential_requests_used  Requests made in the credential's interval
+    refused  credential_refused_total  Answers of 429
+    """,
 )
-GROUPS: Final[Mapping[str, tuple[Described, ...]]] = {
+GROUPS: Final[Mapping[str, tuple[MetricSpec, ...]]] = {
     "Process": (HEALTH, STORE_UP),
     "Sources": tuple(SOURCES.values()),
     "Sinks": (*SINKS.values(), *BACKLOGS.values()),

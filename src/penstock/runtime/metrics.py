@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -15,7 +15,7 @@ from penstock.runtime.metric_list import (
     SINKS,
     SOURCES,
     STORE_UP,
-    Described,
+    MetricSpec,
 )
 
 
@@ -46,20 +46,20 @@ def of_store(health: Health) -> Metric:
     return up
 
 
-def of_backfills(backfills: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+def of_backfills(backfills: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     """Yield the metrics of backfills, each as `/status` has it."""
-    for key, described in BACKFILLS.items():
-        family = described.family()
+    for key, spec in BACKFILLS.items():
+        family = spec.family()
         for backfill in backfills:
             if backfill[key] is not None:
-                values = [str(backfill[label]) for label in described.labels]
+                values = [str(backfill[label]) for label in spec.labels]
                 family.add_metric(values, backfill[key])
         yield family
 
 
-def _families(states: Mapping[str, Any], table: Mapping[str, Described]) -> Iterator[Metric]:
-    for attribute, described in table.items():
-        family = described.family()
+def _families(states: Mapping[str, Any], table: Mapping[str, MetricSpec]) -> Iterator[Metric]:
+    for attribute, spec in table.items():
+        family = spec.family()
         for key, state in states.items():
             value = getattr(state, attribute)
             up = attribute in ("state", "error")
