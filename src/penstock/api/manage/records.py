@@ -22,6 +22,7 @@ from penstock.config.consumers import storable
 from penstock.config.strict import Whole
 from penstock.core import queries
 from penstock.streams.connect import connect
+from penstock.streams.consumers.browse import END, Sought, browse
 from penstock.streams.consumers.search import EventKey
 from penstock.streams.consumers.types import UnknownStream
 from penstock.streams.errors import store_error
@@ -162,10 +163,9 @@ def add(api: APIRouter, context: Context) -> None:
             search = await context.consumers.search(_EVENTS)
         except UnknownStream:
             return json_answer({"data": [], "next": None})
-        found = await search.page((begin[0], begin[1]), query.limit + 1, key)
-        page = found[: query.limit]
-        last = cursor_of(*page[-1].at) if len(found) > len(page) else None
-        data = b",".join([message.message for message in page])
+        listed = await browse(search, Sought(key), (begin[0], begin[1]), END, query.limit)
+        last = None if listed.end is None else cursor_of(*listed.end)
+        data = b",".join([found.message for found in listed.found])
         return Json(b'{"data":[%b],"next":%b}' % (data, orjson.dumps(last)))
 
     @api.post(

@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.types.string import ByteaBinaryLoader
 
 from penstock.streams.catalogs import read_catalog
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.entry import StreamPosition
-from penstock.streams.consumers.search import TABLE_IS, Found, Key, StreamSearch, condition_of
+from penstock.streams.consumers.search import (
+    TABLE_IS,
+    EventKey,
+    Found,
+    Key,
+    StreamSearch,
+    condition_of,
+)
 from penstock.streams.consumers.selection import ALL
-from penstock.streams.consumers.sessions import Connection, composed
+from penstock.streams.consumers.sessions import Connection, composed, messages
 from penstock.streams.consumers.types import Refused, WrongSetting
 from penstock.streams.consumers.view import Segment
 from penstock.streams.names import segment_table
@@ -49,14 +55,14 @@ class Sought:
     """What is looked for; what is None leaves nothing out.
 
     Attributes:
-        key: The messages of one row, or of one group.
+        key: The messages of one row, of one group, or of some events of records.
         table: Those of a schema, and of its table of that name if it is given.
         action: Those with this action.
         condition: Those for which it holds, as `condition` returns it.
         newest_first: In which order.
     """
 
-    key: Key | None = None
+    key: Key | EventKey | None = None
     table: tuple[str, str | None] | None = None
     action: str | None = None
     condition: Translated | None = None
@@ -150,7 +156,7 @@ class _Walk:
             self._values["action"] = sought.action
             conditions.append(_ACTION_IS)
         self._condition = sql.SQL(" AND ").join(conditions) if conditions else ALL
-        # Where each message is sought, a window larger than the page would be read in vain.
+        # Where all messages are asked for, a window larger than the page would be read in vain.
         self._sparse = bool(conditions) or sought.condition is not None
 
     async def take(self, low: StreamPosition, high: StreamPosition, limit: int) -> Browsed:
@@ -197,23 +203,19 @@ class _Walk:
             passed=self._passed,
             order=_ORDER[self._sought.newest_first],
         )
-        return await self._rows(query, {**view.range(begin, last), **self._values, "limit": rows})
+        params = {**view.range(begin, last), **self._values, "limit": rows}
+        return await messages(self._connection, query, params)
 
     async def _messages(self, segment: Segment, at: Sequence[StreamPosition]) -> list[Found]:
         if not at:
             return []
         query = composed("messages", segment=segment_table(segment.id), condition=ALL)
         params = {"lsns": [lsn for lsn, _ in at], "idxs": [idx for _, idx in at]}
-        texts = {(lsn, idx): text for lsn, idx, text in await self._rows(query, params)}
+        rows = await messages(self._connection, query, params)
+        texts = {(lsn, idx): text for lsn, idx, text in rows}
         made = []
         for lsn, idx in at:
             if (text := texts.get((lsn, idx))) is not None:
                 position = commit_position(lsn - self._search.base, idx)
                 made.append(Found((lsn, idx), position, text))
         return made
-
-    async def _rows(self, query: sql.Composed, params: dict[str, Any]) -> list[Any]:
-        async with self._connection.cursor(binary=True) as cursor:
-            cursor.adapters.register_loader("text", ByteaBinaryLoader)
-            await cursor.execute(query, params)
-            return await cursor.fetchall()

@@ -100,13 +100,6 @@ SELECT id, source_id, kind FROM penstock.streams WHERE name = %s
 SELECT s.id, s.kind, s.source_id, o.base
 FROM penstock.streams s JOIN penstock.sources o ON o.id = s.source_id WHERE s.name = %s
 
--- name: found
--- Messages of a segment behind one position, up to another, that fulfil a condition.
-SELECT m.lsn, m.idx, m.message FROM {segment} m
-WHERE (m.lsn, m.idx) > (%(lsn)s, %(idx)s) AND (m.lsn, m.idx) <= (%(last_lsn)s, %(last_idx)s)
-  AND {condition}
-ORDER BY m.lsn, m.idx LIMIT %(limit)s
-
 -- name: browsed
 -- A window of a segment: its first or last messages behind one position, up to another, that fulfil what
 -- an index answers. Beside each, empty, `!` and why it can't be evaluated, or null where it isn't sought.

@@ -1,4 +1,4 @@
-"""Finds messages of a stream by position, by time and by key; takes none and changes nothing."""
+"""Where a search of a stream's messages begins, and the conditions of its keys; `browse` does it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from penstock.core.message import Position
 from penstock.streams.consumers.entry import StreamPosition
 from penstock.streams.consumers.reader import Reader
 from penstock.streams.consumers.selection import ALL, PROVIDER
-from penstock.streams.consumers.sessions import Sessions, composed
+from penstock.streams.consumers.sessions import Sessions
 from penstock.streams.consumers.view import StreamRef, StreamView
 from penstock.streams.copy import KEY_BYTES
-from penstock.streams.names import segment_table
-from penstock.streams.records import commit_position, stream_end
+from penstock.streams.records import stream_end
 
 _GROUPS: Final = sql.SQL("(m.group_hash = ANY (%(hashes)s) OR m.old_group_hash = ANY (%(hashes)s))")
 _KEYS: Final = sql.SQL("m.key = ANY (%(keys)s)")
@@ -93,39 +92,6 @@ class StreamSearch:
         await self.view.refresh()
         text = time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return await self._reader.at_time(text)
-
-    async def page(
-        self, after: StreamPosition, limit: int, key: Key | EventKey | None = None
-    ) -> list[Found]:
-        """Return the first messages behind `after`, `limit` at most, those of `key` if it is given.
-
-        Of a stream of kind rows only the newest version of each row is there.
-        """
-        view = self.view
-        await view.refresh()
-        return await view.whole(lambda: self._page(after, limit, key))
-
-    async def _page(
-        self, after: StreamPosition, limit: int, key: Key | EventKey | None
-    ) -> list[Found]:
-        view = self.view
-        found: list[Found] = []
-        condition, values = condition_of(key, of_rows=view.of_rows)
-        for segment in view.segments:
-            begin, last = max(after, segment.after), min(view.head, segment.through)
-            if begin >= last or len(found) >= limit:
-                continue
-            query = composed(
-                "found",
-                segment=segment_table(segment.id),
-                condition=view.newest(segment, condition),
-            )
-            params = {**view.range(begin, last), **values, "limit": limit - len(found)}
-            for lsn, idx, text in await self.sessions.messages(query, params):
-                position = commit_position(lsn, idx)
-                shown = Position(position.lsn - self.base, position.idx)
-                found.append(Found((lsn, idx), shown, text))
-        return found
 
 
 def condition_of(

@@ -32,6 +32,14 @@ _APPLICATION: Final = "penstock consumers"
 _SEARCHES: Final = 2
 
 
+async def messages(connection: Connection, query: Any, params: Params) -> list[Any]:
+    """Run a query and return its rows; what is text in them comes as bytes, not decoded."""
+    async with connection.cursor(binary=True) as cursor:
+        cursor.adapters.register_loader("text", ByteaBinaryLoader)
+        await cursor.execute(query, params)
+        return await cursor.fetchall()
+
+
 def composed(name: str, **parts: sql.Composable) -> sql.Composed:
     """Return a query of consumer.sql with its identifiers and conditions filled in."""
     return sql.SQL(SQL[name]).format(**parts)
@@ -169,10 +177,8 @@ class Sessions:
 
     async def messages(self, query: Any, params: Params) -> list[Any]:
         """Run a query and return its rows; what is text in them comes as bytes, not decoded."""
-        async with self.session() as connection, connection.cursor(binary=True) as cursor:
-            cursor.adapters.register_loader("text", ByteaBinaryLoader)
-            await cursor.execute(query, params)
-            return await cursor.fetchall()
+        async with self.session() as connection:
+            return await messages(connection, query, params)
 
     async def execute(self, query: Any, params: Params = None) -> int:
         """Run a statement and return how many rows it touched."""
