@@ -232,7 +232,7 @@ def test_one_at_rest_is_read_again_once_something_is_noticed(
                 await asyncio.sleep(0.01)
 
         monkeypatch.setattr(Status, "read", noted)
-        monkeypatch.setattr(moved, "_SETTLE", 0.0)
+        monkeypatch.setattr(moved, "_UNHEARD", 0.0)
         monkeypatch.setattr(notices, "_PRESENCE", 0.05)
         async with serving(store) as others, serving(store) as consumers:
             name = "workers"

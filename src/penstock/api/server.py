@@ -18,14 +18,14 @@ from penstock.core.errors import ListenError
 
 _GRACE: Final = 5  # seconds for requests that are under way when the server ends
 _TICK_SECONDS: Final = 1.0
-_TICKS: Final = 10  # of uvicorn's own, a second: at each tenth one it renews the date in answers
+_TICKS: Final = 10  # uvicorn's own in a second; at each tenth it renews the date in answers
 
 
 class Connections(ServerState):
     """The connections of a server."""
 
     is_ending = False
-    """Whether all have been told to end."""
+    """Whether the server has asked all of them to end."""
 
 
 class Connection(Protocol):
@@ -34,7 +34,7 @@ class Connection(Protocol):
     server_state: Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, or end at once: nobody would tell one that was accepted before, and is made now."""
+        """Begin; end at once where the server has asked the others to end before this one was made."""
         super().connection_made(transport)
         if self.server_state.is_ending:
             transport.close()
@@ -94,7 +94,7 @@ class Uvicorn(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Have the receives that wait answered, then end as ever, with connections that come late."""
+        """Answer the receives that wait, then end as uvicorn does; late connections end, too."""
         self.server_state.is_ending = True
         if isinstance(self._app, Api):
             self._app.end()

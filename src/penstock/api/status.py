@@ -1,8 +1,8 @@
 """How the process is, for `/v1/status`, and its last hour.
 
 `penstock run` lends its own state. Where the API runs alone there is only what the store shows, which
-is read when somebody asks. The hour is sampled from the same facts: every few seconds where the process
-has a state, else at each look. It is in memory, a few figures a sample, and bounded by `SAMPLES`.
+is read at a request. The hour is sampled from the same facts: every few seconds where the process has a
+state, else at requests. It is in memory, a few figures a sample, and bounded by `SAMPLES`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class History:
         }
         before, self._last = self._last, (now, counted)
         for name, count in counted.items():
-            # A counter that fell is that of a source or a sink that is gone, or begins anew.
+            # A counter that fell is that of a source or a sink that is gone, or has started again.
             known = before is not None and count >= before[1][name] and now > before[0]
             rate = (
                 (count - before[1][name]) / (now - before[0])
@@ -84,7 +84,7 @@ class History:
 class Status:
     """The status that `look` returns, kept for a moment, and its history.
 
-    `always` is whether it is sampled though nobody asks.
+    `always` is whether it is sampled between requests, too.
     """
 
     def __init__(self, look: Look, *, always: bool) -> None:
@@ -96,7 +96,7 @@ class Status:
         self.history = History()
 
     async def read(self) -> dict[str, Any]:
-        """Return it, looked at a moment ago; many who ask at once cost one look."""
+        """Return it, a moment old at most; many requests at once cost one look."""
         async with self._lock:
             began = time.monotonic()
             if self._known is None or began >= self._until:

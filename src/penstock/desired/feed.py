@@ -27,7 +27,7 @@ from penstock.streams.store import Store
 
 _RETRY_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 2.0
-"""How often the state's version is read, though there was no notice: a proxy may keep these back."""
+"""How often the state's version is read without a notice: a proxy may keep notices back."""
 
 log = structlog.get_logger("penstock")
 
@@ -68,7 +68,9 @@ class Feed:
         self._unlisten()
         self._store.close()
         ends = self._wake_read, self._wake_write
-        self._wake_read = self._wake_write = -1  # `wake` must not write to who gets the number next
+        self._wake_read = (
+            self._wake_write
+        ) = -1  # another file may get the number, and `wake` not write to it
         for end in ends:
             if end >= 0:
                 os.close(end)
@@ -133,7 +135,7 @@ class Feed:
                 return None
 
     def _await(self, listener: Connection | None, until: float) -> bool:
-        """Wait for something to come; return whether `wake` was called."""
+        """Wait for a notice or for `wake`; return whether `wake` was called."""
         poll = select.poll()  # to wait, `notifies` wakes ten times a second
         poll.register(self._wake_read, select.POLLIN)
         if listener is not None:

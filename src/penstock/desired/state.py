@@ -137,7 +137,7 @@ class DesiredState:
     ) -> list[AuditEntry]:
         """Return the audit log, newest first, at most `limit` lines; `before` is an entry's id.
 
-        `search` is in a line's text, whatever its case.
+        A line has `search` in its who, door, action, kind, name or version, in upper or lower case.
         """
         values = {
             "kind": kind, "name": name, "search": search, "before": before, "limit": limit,

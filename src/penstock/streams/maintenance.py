@@ -86,7 +86,7 @@ def run_once(store: Store) -> None:
             _empty_batches(store, connection, source)
         heads[source.id] = store.head(source.id)
     surveyed = _survey(store, streams)
-    for stream in streams:  # most have nothing to do, which one look at all of them tells
+    for stream in streams:  # one look at all of them shows that most have nothing to do
         found, head = surveyed.get(stream.id), heads.get(stream.source_id, START)
         if found is None or _may_close(stream, found):
             found = None
@@ -108,7 +108,7 @@ def run_once(store: Store) -> None:
 
 
 def _survey(store: Store, streams: Sequence[StreamRecord]) -> dict[int, list[Segment]]:
-    """Return the segments of all streams; nothing where one is locked: then each has its own look."""
+    """Return the segments of all streams; none where one is locked: each stream is then read alone."""
     with _unless_locked(store) as connection:
         return all_segments(connection, [stream.id for stream in streams])
     return {}

@@ -1,7 +1,7 @@
 """A Python transform in a process of its own, for trials: one that never ends is killed, and named.
 
 A pipeline calls the function in its worker, where nothing else waits for it. An API's process serves
-others meanwhile: there neither the function nor the import of its module may block, or end, it.
+other requests meanwhile: neither the function nor the import of its module may block it, or end it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def main() -> None:
     with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.suppress(*_BROKEN):  # noqa: PTH123
         while True:
             question = pipe.recv()
-            # Where the other process was killed, nobody kills this one: it ends by itself.
+            # It ends by itself: the process that would kill it may have been killed.
             faulthandler.dump_traceback_later(limit, exit=True, file=nothing)
             if transform is None:
                 try:

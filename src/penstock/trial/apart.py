@@ -1,7 +1,7 @@
-"""Trials in a process of their own: the operator's code, and Spark, are never in the one that asks.
+"""Trials in a process of their own: the operator's code, and Spark, are never in the API's process.
 
-The process is started by the first trial and ends when nobody has tried anything for a while. Its Spark
-stays between trials, so that those after the first take a moment.
+The first trial starts the process, which ends after a while without trials. Its Spark stays between
+trials, so that those after the first take a moment.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class TrialProcess:
                     if not pipe.poll(self._patience):
                         self._end()
                         raise TrialError(
-                            "", f"The trial took longer than {self._patience:.0f} s: try fewer."
+                            "",
+                            f"The trial took longer than {self._patience:.0f} s: try fewer messages.",
                         )
                     self._patience = _SECONDS
                     key, found = pipe.recv()
                     break
-                except (EOFError, OSError):  # it has ended of idleness at this moment, or died
+                except (EOFError, OSError):  # it was idle and has just ended, or it died
                     self._end()
                     if attempt == 2 or self._closed:
                         raise TrialError(

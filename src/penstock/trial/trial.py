@@ -75,8 +75,8 @@ class Trial:
         config: The configuration.
         name: The sink's name in it.
         progress: Called with what takes a while: the start of Spark.
-        made_by: What makes its transform. By default Python runs in a process of its own: one that
-            never ends blocks nobody else.
+        made_by: What makes its transform. By default Python runs in a process of its own: where
+            it never ends, no other request waits for it.
         keeps_spark: Whether Spark outlives the trial, for the next one. A session that was there
             before is never ended.
 

@@ -115,7 +115,7 @@ class _Selection(BaseModel):
             raise wrong("ids", "missing: give ids, a sink, a consumer, a code or a text")
 
 
-class _Again(_Selection):
+class _Replay(_Selection):
     after: Annotated[Whole, Field(ge=0, le=_MAX_ID)] = Field(
         0, description="Behind this id: the `last` of the answer before."
     )
@@ -226,10 +226,10 @@ def add(api: APIRouter, context: Context) -> None:
         description=f"Those with these `ids`, or the first {_AT_ONCE} that were not replayed of those "
         "that fit all that is given. What fails stays as it is; go on behind it by `after`.",
         responses=documented(409, 413),
-        openapi_extra=body_of(_Again),
+        openapi_extra=body_of(_Replay),
     )
     async def replay_letters(request: Request) -> Response:
-        selection = _Again.model_validate(await read_object(request))
+        selection = _Replay.model_validate(await read_object(request))
         found, left = await selected(selection)
         of_sinks = context.tools is not None and any(letter.consumer is None for letter in found)
         config = await pipelines_of(context) if of_sinks else None
@@ -243,12 +243,12 @@ def add(api: APIRouter, context: Context) -> None:
         count = len(found) - len(failed)
         return json_answer({"replayed": count, "failed": failed, "left": left, "last": last})
 
-    async def selected(selection: _Again) -> tuple[Sequence[StoredLetter], bool]:
+    async def selected(selection: _Replay) -> tuple[Sequence[StoredLetter], bool]:
         sink, consumer = await named(selection.sink, selection.consumer)
         selection.check()
         if selection.ids is not None:
             if any(each is not None for each in (sink, consumer, selection.code, selection.text)):
-                raise wrong("ids", "give ids alone, or what dead letters shall fit")
+                raise wrong("ids", "give ids alone, or a sink, a consumer, a code or a text")
             return [await letter_of(number) for number in selection.ids], False
         limit = selection.limit
         found = await context.run(

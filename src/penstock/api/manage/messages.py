@@ -1,6 +1,4 @@
-"""`/v1/streams/{stream}/messages`: messages by position, time, key, table, action and condition; one of
-them, with where it stands at the stream's consumers.
-"""  # noqa: D205
+"""`/v1/streams/{stream}/messages`: a stream's messages, and where one stands with its consumers."""
 
 from __future__ import annotations
 

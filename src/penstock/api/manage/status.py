@@ -25,9 +25,11 @@ class _Problem(BaseModel):
 
 
 class _Status(BaseModel):
-    """As `/status` of `penstock run` has it; of an API alone, what the store shows."""
+    """What `/status` of `penstock run` has; of an API alone, what the store shows."""
 
-    runs: bool = Field(description="Whether this process runs the sources; else others may.")
+    runs: bool = Field(
+        description="Whether this process runs the sources; if not, another one may."
+    )
     level: Level
     parts: dict[str, Level]
     problems: list[_Problem] = Field(description="The worst first.")

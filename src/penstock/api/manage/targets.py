@@ -72,10 +72,8 @@ def add(api: APIRouter, context: Context) -> None:
 
         def read() -> list[dict[str, Any]]:
             with context.store.connection() as connection:
-                if (
-                    connection.execute(_SQL["spec"], ["target", values["target"]]).fetchone()
-                    is None
-                ):
+                key = "target", values["target"]
+                if connection.execute(_SQL["spec"], key).fetchone() is None:
                     raise Problem(404, f"There is no target {target!r}.")
                 with connection.cursor(row_factory=dict_row) as cursor:
                     return cursor.execute(_SQL["target_uses"], values).fetchall()

@@ -170,14 +170,11 @@ async def _targets(context: Context, entities: Entities, _: Paged | None) -> Ent
             return {name: (sinks, consumers) for name, sinks, consumers in rows}
 
     counts = await context.run(read)
-    none = (0, 0)
-    return [
-        {
-            **entity,
-            **dict(zip(("sinks", "consumers"), counts.get(entity["name"], none), strict=True)),
-        }
-        for entity in entities
-    ]
+    shown = []
+    for entity in entities:
+        sinks, of_target = counts.get(entity["name"], (0, 0))
+        shown.append({**entity, "sinks": sinks, "consumers": of_target})
+    return shown
 
 
 async def _providers(_: Context, entities: Entities, __: Paged | None) -> Entities:

@@ -48,9 +48,9 @@ async def history(
     at: Sequence[StreamPosition],
     name: str | None,
 ) -> tuple[list[list[Standing]], int]:
-    """Return, of each message of a stream, where it stands with the first consumers; how many are left.
+    """Return where each message stands with the first consumers, and how many others the stream has.
 
-    With a `name` with that consumer alone.
+    With a `name`, where each stands with that consumer alone. `of` is the stream's name or UUID.
     """
     stream = (await consumers.own(of)).info.stream
     of_stream = [info for info in await consumers.list() if info.stream == stream]

@@ -167,15 +167,15 @@ class Consumers:
         return sorted(self._names.values(), key=lambda info: info.name)
 
     async def known(self) -> Sequence[ConsumerInfo]:
-        """Return all consumers; the store is asked only where something was noticed of the list."""
+        """Return all consumers; the store is read only where the list may have changed."""
         if self._stale:
             await self._load()
         return list(self._names.values())
 
     def moved(self) -> Callable[[ConsumerInfo], bool]:
-        """Return what tells of a consumer whether something may have changed since the last call.
+        """Return the function that says whether a consumer may have changed since the last call.
 
-        Of one that has nothing that waits, is out, or is dead, nothing changes unnoticed.
+        One without messages that wait, are in flight or are dead changes only with a notice.
         """
         found = self._moved.take()
         return lambda info: (

@@ -14,7 +14,7 @@ class Standing(NamedTuple):
     """How far a message is.
 
     Attributes:
-        stage: `waiting` to be handed out first; `in_flight`; `retry`, to be handed out again;
+        stage: `waiting` for its first delivery; `in_flight`; `retry`, to be handed out again;
             `replay`, a dead letter that waits to be; `filtered`, never handed out; `done`: acked, a
             dead letter, or from before the place where the consumer has begun.
         deliver_count: How often it was handed out, as far as that is known.
