@@ -16,9 +16,9 @@ from penstock.api.server import Connection, Uvicorn, bind
 
 
 async def end_of_a_late_connection() -> None:
-    """Make a connection once a server has told all others to end; return when both have ended.
+    """Make a connection once a server has asked all others to end; return when both have ended.
 
-    So comes one that the server had accepted, and the event loop had not made yet.
+    A server may have accepted such a connection before the event loop makes it.
     """
     server = Uvicorn(FastAPI())
     serving = asyncio.create_task(server.serve([bind("127.0.0.1:0")]))

@@ -1,4 +1,4 @@
-"""Python transforms in a process of their own: what never ends, or ends the process, blocks nobody."""
+"""Python transforms in a process of their own: one that never ends, or ends it, stops no other."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_import_that_never_ends() -> None:
 def test_without_the_other_process_it_ends_by_itself() -> None:
     transform = PythonProcess("shop_apart:never_ends", message_seconds=0.5)
     process = psutil.Process(transform._process.pid)
-    transform._pipe.send(one(1))  # nobody waits for the answer
+    transform._pipe.send(one(1))  # and wait for no answer
     assert process.wait(timeout=60) == 1
     transform.close()
 

@@ -80,7 +80,7 @@ class RateLimit(StrictModel):
 
 
 class Credential(StrictModel):
-    """What a provider's API asks of whoever calls it; syncs name it, and its rotation restarts none."""
+    """What a provider's API asks for at a login; syncs name it, and none restarts when it is rotated."""
 
     provider: Name
     """The provider that it is for."""

@@ -266,8 +266,8 @@ def _applied(snapshot: Snapshot, changes: Iterable[Change]) -> dict[Key, Spec]:
     return specs
 
 
-def _by_api(key: Key, snapshot: Snapshot) -> str:
-    """Return what to do about an entity that no file may delete, where it is one."""
+def _api_remedy(key: Key, snapshot: Snapshot) -> str:
+    """Return how to delete an entity that no file manages; nothing of one that a file does."""
     entity = snapshot.entities.get(key)
     if entity is None or entity.managed_by == "file":
         return ""
@@ -293,7 +293,7 @@ def _check(
         if key in document.entities and key in changed:
             errors.append(document.problem(key, path, message))
         elif key in changed or problem not in before:
-            errors.append(text_of(problem) + _by_api(key, snapshot))
+            errors.append(text_of(problem) + _api_remedy(key, snapshot))
         else:
             warnings.append(text_of(problem))
     if errors:

@@ -15,7 +15,7 @@ _COUNTED: Final = {
     "take over": "to take over",
 }  # fmt: skip
 _LONG: Final = 200
-"""As many characters of a value are shown to people; JSON has all of it."""
+"""How many characters of a value are shown; with `--json` it is whole."""
 
 
 class Part(NamedTuple):

@@ -40,7 +40,7 @@ class Asked(NamedTuple):
         name: Its name.
         headers: The request's, for `If-Match` and `If-None-Match`.
         by: The token's name.
-        door: How it came.
+        door: Whether it came by the API or by the console.
         dry_run: Whether nothing is written.
     """
 

@@ -101,9 +101,9 @@ class _Selection(BaseModel):
     ) = None
     sink: str | None = None
     consumer: str | None = None
-    code: _Text | None = Field(None, description="Of these those of one cause.")
+    code: _Text | None = Field(None, description="Of these, those of one cause.")
     text: _Text | None = Field(
-        None, description="Of these those with it in their reason, message, key or subject."
+        None, description="Of these, those with it in their reason, message, key or subject."
     )
     through: Annotated[Whole, Field(ge=1, le=_MAX_ID)] | None = Field(
         None, description="Up to this id: what has come since it was looked at stays."
@@ -137,7 +137,9 @@ class _Replayed(BaseModel):
     replayed: int
     failed: list[_Failed]
     left: bool
-    last: int | None = Field(description="The id of the last one of these; null of none.")
+    last: int | None = Field(
+        description="The id of the last one of these; null if there were none."
+    )
 
 
 class _Count(BaseModel):

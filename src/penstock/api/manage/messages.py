@@ -25,8 +25,8 @@ from penstock.api.schemas import LastError, StreamMessage, StreamMessages, iso_t
 from penstock.config.consumers import storable
 from penstock.core.message import Position
 from penstock.core.tables import TablePattern
-from penstock.streams.consumers.browse import END, Browsed, Sought, browse, condition
-from penstock.streams.consumers.history import Standing, history
+from penstock.streams.consumers.browse import END, Criteria, SearchPage, browse, condition
+from penstock.streams.consumers.history import ConsumerStanding, history
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.search import Found, Key, StreamSearch
 from penstock.streams.records import START
@@ -90,7 +90,9 @@ class _Standing(BaseModel):
         "letter that is to be delivered again; `done`: acked, or from before where the consumer began."
     )
     deliver_count: int = Field(description="How often it was handed out, as far as that is known.")
-    until: datetime | None = Field(description="When it is available again, if it is out.")
+    until: datetime | None = Field(
+        description="When it is available again, if it is in flight or waits for a retry."
+    )
     last_error: LastError | None = Field(description="Why its last delivery failed.")
     dead_letter: _Letter | None
 
@@ -138,14 +140,14 @@ def add(api: APIRouter, consumers: Consumers) -> None:
             high = place[0], place[1] - 1
         elif place is not None:
             low = place[0], place[1]
-        sought = Sought(
+        criteria = Criteria(
             key,
             None if key is not None else table,
             search.action,
             await _condition(found, search.filter),
             newest,
         )
-        listed = await browse(found, sought, low, high, search.limit)
+        listed = await browse(found, criteria, low, high, search.limit)
         return Json(_page(listed))
 
     @api.get(
@@ -161,7 +163,7 @@ def add(api: APIRouter, consumers: Consumers) -> None:
         found = await consumers.search(_storable("stream", stream))
         low = found.behind(Position(at.lsn, at.idx - 1))
         high = found.behind(at)
-        listed = await browse(found, Sought(), low, high, _PARTS)
+        listed = await browse(found, Criteria(), low, high, _PARTS)
         if not listed.found:
             raise Problem(
                 404,
@@ -191,7 +193,7 @@ async def _condition(search: StreamSearch, text: str | None) -> Any:
         ) from None
 
 
-def _page(listed: Browsed) -> bytes:
+def _page(listed: SearchPage) -> bytes:
     tail = {
         "next": None if listed.end is None else cursor_of(*listed.end),
         "looked_at": listed.looked_at,
@@ -207,7 +209,7 @@ def _message(found: Found, more: dict[str, Any]) -> bytes:
     return head[:-1] + b"," + found.message[1:]
 
 
-def _standing(of: Standing) -> dict[str, Any]:
+def _standing(of: ConsumerStanding) -> dict[str, Any]:
     failure = of.failure
     return {
         "consumer": of.consumer,

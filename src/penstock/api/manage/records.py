@@ -22,7 +22,7 @@ from penstock.config.consumers import storable
 from penstock.config.strict import Whole
 from penstock.core import queries
 from penstock.streams.connect import connect
-from penstock.streams.consumers.browse import END, Sought, browse
+from penstock.streams.consumers.browse import END, Criteria, browse
 from penstock.streams.consumers.search import EventKey
 from penstock.streams.consumers.types import UnknownStream
 from penstock.streams.errors import store_error
@@ -163,7 +163,7 @@ def add(api: APIRouter, context: Context) -> None:
             search = await context.consumers.search(_EVENTS)
         except UnknownStream:
             return json_answer({"data": [], "next": None})
-        listed = await browse(search, Sought(key), (begin[0], begin[1]), END, query.limit)
+        listed = await browse(search, Criteria(key), (begin[0], begin[1]), END, query.limit)
         last = None if listed.end is None else cursor_of(*listed.end)
         data = b",".join([found.message for found in listed.found])
         return Json(b'{"data":[%b],"next":%b}' % (data, orjson.dumps(last)))

@@ -51,7 +51,7 @@ _ORDER: Final = {True: sql.SQL("DESC"), False: sql.SQL("ASC")}
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class Criteria:
     """What is looked for; what is None leaves nothing out.
 
     Attributes:
@@ -69,7 +69,7 @@ class Sought:
     newest_first: bool = False
 
 
-class Browsed(NamedTuple):
+class SearchPage(NamedTuple):
     """What was found.
 
     Attributes:
@@ -106,27 +106,27 @@ async def condition(search: StreamSearch, text: str) -> Translated:
 
 
 async def browse(
-    search: StreamSearch, sought: Sought, low: StreamPosition, high: StreamPosition, limit: int
-) -> Browsed:
-    """Return the first messages in (low, high], in the order sought; `limit` at most."""
+    search: StreamSearch, criteria: Criteria, low: StreamPosition, high: StreamPosition, limit: int
+) -> SearchPage:
+    """Return the first messages in (low, high], in the order of `criteria`; `limit` at most."""
     await search.view.refresh()
-    return await search.view.whole(lambda: _browse(search, sought, low, high, limit))
+    return await search.view.whole(lambda: _browse(search, criteria, low, high, limit))
 
 
 async def _browse(
-    search: StreamSearch, sought: Sought, low: StreamPosition, high: StreamPosition, limit: int
-) -> Browsed:
-    if sought.condition is None:
+    search: StreamSearch, criteria: Criteria, low: StreamPosition, high: StreamPosition, limit: int
+) -> SearchPage:
+    if criteria.condition is None:
         async with search.sessions.session() as connection:
-            return await _Walk(search, sought, connection, _PASSES).take(low, high, limit)
+            return await _Walk(search, criteria, connection, _PASSES).take(low, high, limit)
     name = f"search_{secrets.token_hex(8)}"
     async with search.sessions.searches, search.sessions.session() as connection:
         try:
             # The function is the transaction's own: nothing is left of it.
             async with connection.transaction(force_rollback=True):
                 await connection.execute(f"SET LOCAL statement_timeout = '{_MOST_SECONDS}s'")
-                await connection.execute(sql_filter.create(name, sought.condition))
-                walk = _Walk(search, sought, connection, sql_filter.passed(name))
+                await connection.execute(sql_filter.create(name, criteria.condition))
+                walk = _Walk(search, criteria, connection, sql_filter.passed(name))
                 return await walk.take(low, high, limit)
         except psycopg.errors.QueryCanceled:
             raise WrongSetting(
@@ -140,27 +140,31 @@ class _Walk:
     """One search through a stream's segments, over one connection."""
 
     def __init__(
-        self, search: StreamSearch, sought: Sought, connection: Connection, passed: sql.Composable
+        self,
+        search: StreamSearch,
+        criteria: Criteria,
+        connection: Connection,
+        passed: sql.Composable,
     ) -> None:
         self._search = search
-        self._sought = sought
+        self._criteria = criteria
         self._connection = connection
         self._passed = passed
         of_rows = search.view.of_rows
-        self._indexed, self._values = condition_of(sought.key, of_rows=of_rows)
+        self._indexed, self._values = condition_of(criteria.key, of_rows=of_rows)
         conditions = []
-        if sought.table is not None:
-            self._values |= {"schema": sought.table[0], "table": sought.table[1]}
-            conditions.append(_SCHEMA_IS if sought.table[1] is None else TABLE_IS)
-        if sought.action is not None:
-            self._values["action"] = sought.action
+        if criteria.table is not None:
+            self._values |= {"schema": criteria.table[0], "table": criteria.table[1]}
+            conditions.append(_SCHEMA_IS if criteria.table[1] is None else TABLE_IS)
+        if criteria.action is not None:
+            self._values["action"] = criteria.action
             conditions.append(_ACTION_IS)
         self._condition = sql.SQL(" AND ").join(conditions) if conditions else ALL
         # Where all messages are asked for, a window larger than the page would be read in vain.
-        self._sparse = bool(conditions) or sought.condition is not None
+        self._sparse = bool(conditions) or criteria.condition is not None
 
-    async def take(self, low: StreamPosition, high: StreamPosition, limit: int) -> Browsed:
-        view, down = self._search.view, self._sought.newest_first
+    async def take(self, low: StreamPosition, high: StreamPosition, limit: int) -> SearchPage:
+        view, down = self._search.view, self._criteria.newest_first
         found: list[Found] = []
         looked_at = failures = 0
         failure: str | None = None
@@ -178,18 +182,18 @@ class _Walk:
                 room = limit - len(found)
                 found += await self._messages(segment, at[:room])
                 if len(at) > room:
-                    return Browsed(found, found[-1].at, looked_at, failures, failure)
+                    return SearchPage(found, found[-1].at, looked_at, failures, failure)
                 if len(window) < rows:
                     break
                 lsn, idx, _ = window[-1]
                 if time.monotonic() > deadline:
-                    return Browsed(found, (lsn, idx), looked_at, failures, failure)
+                    return SearchPage(found, (lsn, idx), looked_at, failures, failure)
                 if down:
                     last = (lsn, idx - 1)
                 else:
                     begin = (lsn, idx)
                 rows = min(rows * 2, _WINDOWS)
-        return Browsed(found, None, looked_at, failures, failure)
+        return SearchPage(found, None, looked_at, failures, failure)
 
     async def _window(
         self, segment: Segment, begin: StreamPosition, last: StreamPosition, rows: int
@@ -201,7 +205,7 @@ class _Walk:
             indexed=self._indexed,
             condition=view.newest(segment, self._condition),
             passed=self._passed,
-            order=_ORDER[self._sought.newest_first],
+            order=_ORDER[self._criteria.newest_first],
         )
         params = {**view.range(begin, last), **self._values, "limit": rows}
         return await messages(self._connection, query, params)

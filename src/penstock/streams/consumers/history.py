@@ -29,7 +29,7 @@ class Letter(NamedTuple):
     replayed_at: datetime | None
 
 
-class Standing(NamedTuple):
+class ConsumerStanding(NamedTuple):
     """Where a message stands with a consumer; `state` is a `Stage`, or `dead`. Times are in µs."""
 
     consumer: str
@@ -47,7 +47,7 @@ async def history(
     search: StreamSearch,
     at: Sequence[StreamPosition],
     name: str | None,
-) -> tuple[list[list[Standing]], int]:
+) -> tuple[list[list[ConsumerStanding]], int]:
     """Return where each message stands with the first consumers, and how many others the stream has.
 
     With a `name`, where each stands with that consumer alone. `of` is the stream's name or UUID.
@@ -57,7 +57,7 @@ async def history(
     asked = [info for info in of_stream if info.name == name] if name else of_stream[:CONSUMERS]
     some = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(info: ConsumerInfo, position: StreamPosition) -> Standing | None:
+    async def one(info: ConsumerInfo, position: StreamPosition) -> ConsumerStanding | None:
         async with some:
             try:
                 consumer = await consumers.get(info.name)
@@ -67,7 +67,7 @@ async def history(
         letter, count = letters.get((info.id, position), (None, 0))
         stage = standing.stage
         is_dead = letter is not None and letter.replayed_at is None and stage == "done"
-        return Standing(
+        return ConsumerStanding(
             info.name,
             info.type,
             "dead" if is_dead else stage,
