@@ -230,16 +230,26 @@ def test_the_view_shows_counts_and_summary(terminal: bool) -> None:
     ledger.committed([INSERT, OTHER], 1.0)
     ledger.received(INSERT, 1.012)
     view.step("starting [Spark]…")
-    records = Ledger(["customers"])
-    records.committed([Change("customers", 1, "insert", 1)], 1.0)
-    (of_records,) = records.counts()
-    view.update(ledger.counts(), ledger.counts(), [3, 4], of_records, "writing")
+    records, events = Ledger(["customers"]), Ledger(["customers"])
+    version = Change("customers", 1, "insert", 1)
+    records.committed([version], 1.0)
+    events.committed([version], 1.0)
+    events.received(version, 1.5)
+    (of_records,), (of_events,) = records.counts(), events.counts()
+    of_events = of_events._replace(table="API events")
+    view.update(ledger.counts(), of_events, ledger.counts(), [3, 4], of_records, "writing")
     view.summary({"JetStream": ledger.result(), "stream": Ledger(TABLES).result()})
     text = out.getvalue()
     assert "starting [Spark]…" in text
     assert "12 ms" in text
     assert "worker 1 took 3, worker 2 took 4" in text
     assert "API records: 1 versions, 0 delivered or replaced, lag 1" in text
+    if terminal:
+        assert "API events" in text
+    else:
+        # An API is polled: what that takes is no latency of the rows.
+        assert "writing: committed 2, delivered 1, lag 1, 0 rows/s, p50 12 ms, p99 12 ms" in text
+        assert "API events: 1 versions, 1 delivered, lag 0, p50 500 ms" in text
     assert "JetStream: orders 2 never arrived in version 1" in text
     assert ("customers" in text) == terminal
 

@@ -262,8 +262,8 @@ class _Demo:
         taken = [worker.received for worker in self._workers]
         counts = {way: ledger.counts() for way, ledger in self.ledgers.items()}
         (events,), (records,) = counts[API_EVENTS], counts[API_RECORDS]
-        jetstream = [*counts[JETSTREAM], events._replace(table="API events")]
-        self._view.update(jetstream, counts[WORKERS], taken, records, note)
+        events = events._replace(table="API events")
+        self._view.update(counts[JETSTREAM], events, counts[WORKERS], taken, records, note)
 
     def write(self, duration: float) -> None:
         """Let the shop write for `duration` seconds, or until a signal."""

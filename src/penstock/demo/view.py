@@ -43,7 +43,8 @@ class View:
 
     def update(
         self,
-        counts: Sequence[TableCount],
+        tables: Sequence[TableCount],
+        events: TableCount,
         stream: Sequence[TableCount],
         workers: Sequence[int],
         records: TableCount,
@@ -51,13 +52,14 @@ class View:
     ) -> None:
         """Show where tables and API stand in JetStream, and what the workers have had of streams."""
         now = time.monotonic()
+        counts = [*tables, events]
         rates = self._rates(now, counts)
         if self._console.is_terminal:
             table = _live_table(counts, rates)
             shown = Group(
                 table,
                 Text(_workers_line(stream, workers)),
-                Text(_records_line(records)),
+                Text(_api_line("records", records)),
                 Text(f"{now - self._started:5.1f} s  {note}", style="dim"),
             )
             if self._live is None:
@@ -66,9 +68,10 @@ class View:
             self._live.update(shown, refresh=True)
         elif now >= self._next_line:
             self._next_line = now + _LINE_EVERY
-            self.step(_line(counts, sum(rates.values()), note))
+            self.step(_line(tables, sum(rates[count.table] for count in tables), note))
             self.step(_workers_line(stream, workers))
-            self.step(_records_line(records))
+            self.step(_api_line("events", events))
+            self.step(_api_line("records", records))
 
     def _rates(self, now: float, counts: Sequence[TableCount]) -> dict[str, float]:
         self._history.append((now, {count.table: count.delivered for count in counts}))
@@ -150,19 +153,21 @@ def _workers_line(stream: Sequence[TableCount], workers: Sequence[int]) -> str:
     return f"stream: {each}, lag {sum(c.lag for c in stream):,}, p50 {_ms(worst)}"
 
 
-def _records_line(records: TableCount) -> str:
+def _api_line(kind: str, count: TableCount) -> str:
+    # A record's version that a newer one has replaced never comes by itself.
+    delivered = "delivered or replaced" if kind == "records" else "delivered"
     return (
-        f"API records: {records.committed:,} versions, {records.delivered:,} delivered or replaced, "
-        f"lag {records.lag:,}, p50 {_ms(records.latency.p50)}"
+        f"API {kind}: {count.committed:,} versions, {count.delivered:,} {delivered}, "
+        f"lag {count.lag:,}, p50 {_ms(count.latency.p50)}"
     )
 
 
-def _line(counts: Sequence[TableCount], rate: float, note: str) -> str:
-    committed = sum(count.committed for count in counts)
-    delivered = sum(count.delivered for count in counts)
+def _line(tables: Sequence[TableCount], rate: float, note: str) -> str:
+    committed = sum(count.committed for count in tables)
+    delivered = sum(count.delivered for count in tables)
     worst = Latency(
-        max((c.latency.p50 for c in counts if c.latency.p50 is not None), default=None),
-        max((c.latency.p99 for c in counts if c.latency.p99 is not None), default=None),
+        max((c.latency.p50 for c in tables if c.latency.p50 is not None), default=None),
+        max((c.latency.p99 for c in tables if c.latency.p99 is not None), default=None),
     )
     return (
         f"{note}: committed {committed}, delivered {delivered}, lag {committed - delivered}, "
