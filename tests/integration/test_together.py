@@ -19,6 +19,7 @@ from penstock.core.message import Position, RoundPart
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.sinks.nats.frames import Encoder
+from penstock.sinks.nats.parser import ServerError
 from penstock.sinks.nats.task import Task
 from penstock.sinks.nats.together import Together
 from penstock.spark.routes import Route
@@ -112,6 +113,22 @@ def test_a_server_that_is_gone_leaves_all_to_the_sinks() -> None:
     task = shared.task("a", [1, 2])
     shared.together.publish([task])
     assert task.rows.left == 2
+
+
+def test_what_is_left_unsent_is_never_sent_later(
+    shared: Shared, nats: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sink itself publishes it, and what comes behind it."""
+    shared.add("a", f"{stream}.a")
+    connection = shared.together._sink.opened(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "step", lambda *_, **__: ([], [ServerError("busy")]))
+        task = shared.task("a", [1, 2])
+        shared.together.publish([task])
+    assert task.rows.left == 2
+    shared.together.publish([shared.task("a", [3], "b")])
+    (message,) = nats.messages(stream)
+    assert json.loads(message.data)["record"]["id"] == 3
 
 
 def test_a_part_reaches_every_sink_whatever_one_of_them_meets(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from tests.streams_help import Change, wire
 
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.blocks import Block
-from penstock.core.message import Position, RoundPart
+from penstock.core.errors import SinkError
+from penstock.core.message import DELETE, INSERT, Position, RoundPart
 from penstock.spark.routes import Route
 from penstock.spark.shared_sinks import SharedSinks
 from penstock.spark.sink_writer import Delivery, SinkWriter
@@ -41,7 +42,7 @@ class Sinks:
             return done
 
         def deliver_shared(
-            shared: SharedSinks, block: Block, names: Iterable[str]
+            shared: SharedSinks, block: Block, names: Set[str]
         ) -> dict[str, Delivery]:
             return {name: deliver(shared._writers[name], iter([block]), None) for name in names}
 
@@ -93,31 +94,57 @@ def test_one_that_concerns_a_single_sink_takes_no_other_thread(sinks: Sinks) -> 
 
 @functools.cache
 def sharing() -> Worker:
-    of = {
-        "s1": ["public.t1"],
-        "s2": ["public.t2", "public.t3"],
-        "all": None,
-        "public": ["public.*"],
+    of: dict[str, dict[str, Any]] = {
+        "s1": {"tables": ["public.t1"]},
+        "s2": {"tables": ["public.t2", "public.t3"], "actions": ["delete"]},
+        "all": {},
+        "public": {"tables": ["public.*"]},
     }
     settings = {"type": "nats", "source": "shop", "subject": "x"}
     routes = [
-        Route(name, NatsSinkSettings.model_validate({**settings, "tables": its}))
+        Route(name, NatsSinkSettings.model_validate({**settings, **its}))
         for name, its in of.items()
     ]
     return Worker(FanOut("shop", routes, StoreTarget("", 1, 0), None))
 
 
-@given(tables=st.lists(st.sampled_from(["t1", "t2", "t3", "t150"]), min_size=1, max_size=8))
-def test_sinks_that_share_a_connection_get_what_they_get_by_themselves(tables: list[str]) -> None:
+KINDS = st.tuples(st.sampled_from(["t1", "t2", "t3", "t150"]), st.sampled_from([INSERT, DELETE]))
+
+
+@given(kinds=st.lists(KINDS, min_size=1, max_size=8))
+def test_sinks_that_share_a_connection_get_what_they_get_by_themselves(
+    kinds: list[tuple[str, str]],
+) -> None:
     worker = sharing()
     (shared,) = worker.shared
-    whole = block(*tables)
+    whole = Block(PART, wire([Change(table=table, action=action) for table, action in kinds]))
     names = worker.audience(whole.messages)
     found = dict(shared._shared_out(whole, names))
     assert found.keys() == names
     for name, its_block in found.items():
         steps = worker.sink_writers[name].steps
         assert steps(its_block).messages.equals(steps(whole).messages)
+
+
+def test_sinks_that_are_all_behind_are_not_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = [
+        Route(name, NatsSinkSettings.model_validate({"type": "nats", "source": "shop", "url": url}))
+        for url in ("nats://one", "nats://two")
+        for name in (f"{url[-3:]}-a", f"{url[-3:]}-b")
+    ]
+    worker = Worker(FanOut("shop", routes, StoreTarget("", 1, 0), None))
+    asked: list[Set[str]] = []
+
+    def connect(_: SharedSinks, names: Set[str]) -> dict[str, SinkError]:
+        asked.append(names)
+        return {}
+
+    monkeypatch.setattr(SharedSinks, "connect", connect)
+    monkeypatch.setattr(worker.store, "behind", lambda: {"one-a", "one-b", "two-a"})
+    monkeypatch.setattr(worker.store, "fall_behind", lambda *_: None)
+    worker.connect()
+    assert asked == [{"two-b"}]
+    worker.close()
 
 
 def test_one_that_concerns_no_sink_is_done_at_once(sinks: Sinks) -> None:

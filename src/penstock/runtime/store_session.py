@@ -29,8 +29,8 @@ from penstock.runtime.paused_sinks import NONE_PAUSED, PausedSinks
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainers import Drainers
 from penstock.sinks.backlog.sink import SinkBacklog
+from penstock.sinks.nats.login import login_of
 from penstock.sinks.nats.sink import NatsSink
-from penstock.sinks.nats.together import login_of
 from penstock.spark.consumer_steps import ConsumerRoute
 from penstock.spark.planning import source_columns
 from penstock.spark.routes import Route

@@ -37,9 +37,9 @@ class Route:
 
     def takes(self, schema: str, table: str, action: str) -> bool:
         """Return whether the messages of a table go to the sink, of one action."""
-        return action in self._actions and self.has_table(schema, table)
+        return action in self._actions and self._has_table(schema, table)
 
-    def has_table(self, schema: str, table: str) -> bool:
+    def _has_table(self, schema: str, table: str) -> bool:
         """Return whether the messages of a table go to the sink, of some action."""
         if (patterns := self._patterns) is None:
             return True
@@ -84,12 +84,12 @@ class Route:
             return True
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = set(zip(schemas.to_pylist(), tables.to_pylist(), strict=True))
-        return all(self.has_table(*name) for name in names)
+        return all(self._has_table(*name) for name in names)
 
     def _tables(self, batch: pa.RecordBatch) -> pa.Array:
         schemas, tables = batch.column("table_schema"), batch.column("table_name")
         names = pc.binary_join_element_wise(schemas, tables, "\0").dictionary_encode()
-        chosen = [self.has_table(*name.split("\0", 1)) for name in names.dictionary.to_pylist()]
+        chosen = [self._has_table(*name.split("\0", 1)) for name in names.dictionary.to_pylist()]
         return pa.array(chosen, pa.bool_()).take(names.indices)
 
 

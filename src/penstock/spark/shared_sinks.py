@@ -12,31 +12,39 @@ import pyarrow as pa
 from penstock.core.blocks import Block
 from penstock.core.delivery import Unfinished
 from penstock.core.errors import SinkError
-from penstock.sinks.nats.together import Together, login_of, may_share
-from penstock.spark.sink_writer import Delivery, SinkWriter
-from penstock.spark.steps import Steps
+from penstock.sinks.nats.login import by_login
+from penstock.sinks.nats.together import Together, may_share
+from penstock.spark.audience import Audience, rows_by_kind
+from penstock.spark.sink_writer import PATIENCE, Delivery, SinkWriter
 
-_PATIENCE: Final = 1.0
 _FEW: Final = 1_000
-"""So many messages are shared out by table; of more, each sink finds its own in all of them."""
-_MOST_TABLES: Final = 10_000
+"""So many messages are shared out by kind; of more, each sink finds its own in all of them."""
 
 
 class SharedSinks:
-    """Sinks that share a connection; `pool` has threads for what does not go without a hitch."""
+    """Sinks that share a connection.
 
-    def __init__(self, writers: Mapping[str, SinkWriter], source: str, pool: Executor) -> None:
+    Args:
+        writers: The sinks, by name.
+        source: Their source.
+        pool: Has threads for what does not go without a hitch.
+        audience: Names the sinks that take a message.
+    """
+
+    def __init__(
+        self, writers: Mapping[str, SinkWriter], source: str, pool: Executor, audience: Audience
+    ) -> None:
         self.names: Set[str] = frozenset(writers)
         self._writers = dict(writers)
         self._pool = pool
+        self._audience = audience
         self._together = Together(next(iter(writers.values())).settings, source)
-        self._taken: dict[tuple[str, str], Set[str]] = {}
         self._encoders = {name: of.encoder(self._together) for name, of in writers.items()}
 
     def connect(self, names: Iterable[str]) -> dict[str, SinkError]:
         """Connect, and return why that is not possible for the sinks of these names."""
         try:
-            self._together.connect(_PATIENCE)
+            self._together.connect(PATIENCE)
         except Unfinished as unfinished:
             return dict.fromkeys(names, unfinished.error)
         for name in names:
@@ -47,7 +55,7 @@ class SharedSinks:
         """Close the connection."""
         self._together.close()
 
-    def deliver(self, block: Block, names: Iterable[str]) -> dict[str, Delivery]:
+    def deliver(self, block: Block, names: Set[str]) -> dict[str, Delivery]:
         """Publish a part that is one block to some of the sinks; see `SinkWriter.deliver`."""
         done, tasks = {}, {}
         for name, its_block in self._shared_out(block, names):
@@ -71,36 +79,19 @@ class SharedSinks:
             future.result()
         return done
 
-    def _shared_out(self, block: Block, names: Iterable[str]) -> Iterator[tuple[str, Block]]:
-        """Yield what each sink is to look at: the messages of its tables, where they are few."""
+    def _shared_out(self, block: Block, names: Set[str]) -> Iterator[tuple[str, Block]]:
+        """Yield what each sink is to look at: the messages that it takes, where they are few."""
         messages = block.messages
         if messages.num_rows > _FEW:
             yield from ((name, block) for name in names)
             return
-        places: dict[tuple[str, str], list[int]] = {}
-        columns = (messages.column(name).to_pylist() for name in ("table_schema", "table_name"))
-        for at, (schema, table) in enumerate(zip(*columns, strict=True)):
-            places.setdefault((schema or "", table or ""), []).append(at)
-        of_sinks: dict[str, list[list[int]]] = {name: [] for name in names}
-        for table, rows in places.items():
-            for name in self._takers(table):
-                if name in of_sinks:
-                    of_sinks[name].append(rows)
-        for name, found in of_sinks.items():
+        rows_of: dict[str, list[list[int]]] = {name: [] for name in names}
+        for kind, rows in rows_by_kind(messages).items():
+            for name in self._audience.of(kind) & names:
+                rows_of[name].append(rows)
+        for name, found in rows_of.items():
             rows = found[0] if len(found) == 1 else sorted(row for some in found for row in some)
             yield name, _rows(block, rows)
-
-    def _takers(self, table: tuple[str, str]) -> Set[str]:
-        takers = self._taken.get(table)
-        if takers is None:
-            if len(self._taken) >= _MOST_TABLES:
-                self._taken.clear()
-            takers = self._taken[table] = {
-                name
-                for name, of in self._writers.items()
-                if isinstance(of.steps, Steps) and of.steps.route.has_table(*table)
-            }
-        return takers
 
 
 def _rows(block: Block, rows: list[int]) -> Block:
@@ -119,17 +110,13 @@ def _rows(block: Block, rows: list[int]) -> Block:
     return block._replace(messages=messages, results=results)
 
 
-def shared(writers: Mapping[str, SinkWriter], source: str, pool: Executor) -> list[SharedSinks]:
+def shared(
+    writers: Mapping[str, SinkWriter], source: str, pool: Executor, audience: Audience
+) -> list[SharedSinks]:
     """Return those of a worker's sinks that share connections, one for each login of several."""
-    found: list[tuple[list[object], dict[str, SinkWriter]]] = []
-    for name, writer in writers.items():
-        if not may_share(writer.settings):
-            continue
-        login = login_of(writer.settings)
-        for other, those in found:
-            if other == login:
-                those[name] = writer
-                break
-        else:
-            found.append((login, {name: writer}))
-    return [SharedSinks(those, source, pool) for _, those in found if len(those) > 1]
+    settings = {n: of.settings for n, of in writers.items() if may_share(of.settings)}
+    return [
+        SharedSinks({name: writers[name] for name in names}, source, pool, audience)
+        for names in by_login(settings)
+        if len(names) > 1
+    ]

@@ -27,7 +27,8 @@ from penstock.spark.consumer_steps import ConsumerSteps
 from penstock.spark.steps import Steps
 from penstock.spark.store_writer import BACKOFF_SECONDS
 
-_PATIENCE: Final = 1.0
+PATIENCE: Final = 1.0
+"""Seconds without an ack after which a sink falls behind."""
 
 
 @dataclass
@@ -54,7 +55,7 @@ class SinkWriter:
         self.steps = steps
         self.name = steps.route.name
         self._reporter = reporter
-        self._patience = min(_PATIENCE, settings.detach_after.total_seconds())
+        self._patience = min(PATIENCE, settings.detach_after.total_seconds())
         if steps.regroups:
             settings = settings.model_copy(update={"group_by": None})
         self.settings = settings

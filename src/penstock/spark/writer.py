@@ -108,7 +108,7 @@ class Worker:
         )
         self.store = StoreWriter(fan_out.store, streams, self.reporter)
         self.pool = ThreadPoolExecutor(max(len(self.publishers), 1), "sink")
-        self.shared = shared(self.sink_writers, fan_out.source, self.pool)
+        self.shared = shared(self.sink_writers, fan_out.source, self.pool, self.audience)
         self.query: str | None = None
         self.floors: Floors = {}
         self.sees_behind = False
@@ -173,12 +173,13 @@ class Worker:
             steps.start()
         behind = self.store.behind()
         self.sees_behind = bool(behind)
-        wanted = [name for name in self.publishers if name not in behind]
-        one_by_one = set(wanted).difference(*(of.names for of in self.shared))
+        wanted = self.publishers.keys() - behind
+        one_by_one = wanted.difference(*(of.names for of in self.shared))
         tries = {name: self.pool.submit(self.publishers[name].connect) for name in one_by_one}
         errors = {name: error for name, t in tries.items() if (error := t.result())}
         for of in self.shared:
-            errors |= of.connect([name for name in wanted if name in of.names])
+            if names := of.names & wanted:
+                errors |= of.connect(names)
         # What was counted before is no measure of what a sink has: LSNs may have started anew since.
         fallen: dict[str, tuple[SinkError, list[pa.RecordBatch]]] = {
             name: (error, []) for name, error in errors.items()

@@ -1,4 +1,4 @@
-"""How a connection to a nats-server is secured, and how it logs in."""
+"""How a connection to a nats-server is secured, how it logs in, and which sinks do so alike."""
 
 from __future__ import annotations
 
@@ -6,16 +6,36 @@ import base64
 import re
 import socket
 import ssl
+from collections.abc import Mapping
 from typing import Any, Final
 
 import nkeys
 
 from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.nats_login import NatsLogin
 from penstock.core.errors import SinkError
 from penstock.sinks.nats.errors import tls_error
 
 _JWT: Final = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
 _SEED: Final = re.compile(r"-+BEGIN USER NKEY SEED-+\s*(\S+)")
+
+
+def login_of(config: NatsSinkConfig) -> list[object]:
+    """Return what is equal of the sinks that have the same servers, login and bastion."""
+    return [config.reached, *(getattr(config, name) for name in NatsLogin.model_fields)]
+
+
+def by_login(configs: Mapping[str, NatsSinkConfig]) -> list[list[str]]:
+    """Return the names of sinks, those together that have one login."""
+    found: list[tuple[list[object], list[str]]] = []  # a login can't be hashed
+    for name, config in configs.items():
+        login = login_of(config)
+        names = next((names for other, names in found if other == login), None)
+        if names is None:
+            found.append((login, [name]))
+        else:
+            names.append(name)
+    return [names for _, names in found]
 
 
 def secure(

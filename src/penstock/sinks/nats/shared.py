@@ -10,7 +10,7 @@ from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
 from penstock.sinks.nats.jetstream import JetStreamApi, stream_of
-from penstock.sinks.nats.together import login_of
+from penstock.sinks.nats.login import by_login
 
 
 def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
@@ -57,7 +57,11 @@ def _in_one_stream(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield sinks that put the same messages into one stream: the later, the earlier, the stream."""
     streams: dict[str, tuple[str, frozenset[tuple[str, int]]]] = {}
-    for name, (sink, stream) in _streams_of(source, sinks).items():
+    of_nats = {name: sink for name, sink in sinks.items() if isinstance(sink, NatsSinkSettings)}
+    found = _streams_of(source, of_nats)
+    for name, sink in of_nats.items():
+        if (stream := found.get(name)) is None:
+            continue
         behind = "" if sink.reached is None else f"{sink.reached.host}:{sink.reached.port}/"
         servers = frozenset((f"{behind}{server.host}", server.port) for server in sink.servers)
         for other, (other_stream, other_servers) in streams.items():
@@ -68,25 +72,14 @@ def _in_one_stream(
         streams[name] = stream, servers
 
 
-def _streams_of(
-    source: str, sinks: Mapping[str, SinkSettings]
-) -> dict[str, tuple[NatsSinkSettings, str]]:
-    """Return the streams of NATS sinks, over one connection a login; what fails is reported already."""
-    found: dict[str, tuple[NatsSinkSettings, str]] = {}
-    apis: list[tuple[object, JetStreamApi | None]] = []
-    with contextlib.ExitStack() as stack:
-        for name, sink in sinks.items():
-            if not isinstance(sink, NatsSinkSettings):
-                continue
-            login = login_of(sink)
-            known = [api for other, api in apis if other == login]
-            if not known:
+def _streams_of(source: str, sinks: Mapping[str, NatsSinkSettings]) -> dict[str, str]:
+    """Return the streams of sinks, over one connection a login; what fails is reported already."""
+    found: dict[str, str] = {}
+    for names in by_login(sinks):
+        with contextlib.suppress(SinkError), JetStreamApi(sinks[names[0]]) as api:
+            for name in names:
                 with contextlib.suppress(SinkError):
-                    known = [stack.enter_context(JetStreamApi(sink))]
-                apis.append((login, known[0] if known else None))
-            if known and known[0] is not None:
-                with contextlib.suppress(SinkError):
-                    found[name] = sink, stream_of(known[0], sink, source)
+                    found[name] = stream_of(api, sinks[name], source)
     return found
 
 

@@ -16,7 +16,6 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.config.nats import NatsSinkConfig
-from penstock.config.nats_login import NatsLogin
 from penstock.core.delivery import Unfinished
 from penstock.core.errors import SinkError
 from penstock.sinks.nats.client import Connection
@@ -34,11 +33,6 @@ _CONNECT_SECONDS: Final = 0.5
 def may_share(config: NatsSinkConfig) -> bool:
     """Return whether a sink's messages may go beside those of others."""
     return config.form is None and config.batch_size == 1
-
-
-def login_of(config: NatsSinkConfig) -> list[object]:
-    """Return what is equal of the sinks that have the same servers, login and bastion."""
-    return [config.reached, *(getattr(config, name) for name in NatsLogin.model_fields)]
 
 
 class Together:
@@ -71,22 +65,21 @@ class Together:
 
     def publish(self, tasks: Sequence[Task]) -> None:
         """Publish tasks, in the order in which they were made, as far as that goes without a hitch."""
-        left = list(tasks)
         for may_lose in (True, False):  # the first time it only connects again, as `NatsSink` does
             try:
-                left = self._publish(self._sink.opened(_CONNECT_SECONDS), left)
+                self._publish(self._sink.opened(_CONNECT_SECONDS), tasks)
             except Unfinished:
                 return
             except SinkError:
                 self.close()
                 if may_lose:
-                    for task in left:
+                    for task in tasks:
                         task.disconnected()
             else:
                 return
 
-    def _publish(self, connection: Connection, tasks: list[Task]) -> list[Task]:
-        """Publish, and return what is left; raises `SinkError` where the connection is lost."""
+    def _publish(self, connection: Connection, tasks: Sequence[Task]) -> None:
+        """Publish as far as it goes; raises `SinkError` where the connection is lost."""
         bases = [task.base for task in tasks]
         left = dict(enumerate(tasks))
         until = time.monotonic() + _QUIET
@@ -107,9 +100,12 @@ class Together:
                 until = now + _QUIET
             elif now > until:
                 self.close()
-                break
+                return
         connection.parser.copies.clear()
-        return list(left.values())
+        # Sent with a later batch, it would come behind what the sinks themselves send now.
+        # What answers a ping may wait.
+        if connection.unsent and any(task.rows.left for task in tasks):
+            self.close()
 
 
 def _send(connection: Connection, tasks: Collection[Task], now: float) -> bool:
