@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
 from penstock.config.settings import Config
-from penstock.core.errors import CaptureError
+from penstock.core.errors import CaptureError, StoreError
 from penstock.core.health import Level
+from penstock.runtime import runners as runners_module
 from penstock.runtime import source_runner
 from penstock.runtime.runners import Runners
 from penstock.runtime.state import RunState
@@ -168,3 +169,48 @@ def test_a_process_none_of_whose_sources_can_be_reached_ends(
     with pytest.raises(CaptureError) as caught:
         runners_of(ended, *names).prepare()
     assert caught.value is DOWN
+
+
+class FakeFeed:
+    """A feed with one change, which notes how long it is waited for."""
+
+    unusable: Mapping[tuple[str, str], str] = {}
+
+    def __init__(self, config: Config) -> None:
+        self._changes = [config]
+        self.waits: list[float] = []
+        self.stop: Callable[[], None]
+
+    def wait(self, seconds: float) -> Config | None:
+        self.waits.append(seconds)
+        if self._changes:
+            return self._changes.pop()
+        self.stop()
+        return None
+
+    def wake(self) -> None: ...
+
+    def refused(self, *_: object) -> None: ...
+
+    def accepted(self, *_: object) -> None: ...
+
+
+def test_a_change_that_can_not_be_taken_in_is_tried_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = Config.model_validate({"sources": {}, "sinks": {}})
+    feed = FakeFeed(config)
+    runners = Runners(config, "store", feed=feed)
+    feed.stop = runners._stopping.set
+    tries = []
+
+    def register(config: Config) -> None:
+        tries.append(config)
+        if len(tries) == 1:
+            raise StoreError("store_unavailable", "The store is away.")
+
+    monkeypatch.setattr(runners, "_register_consumers", register)
+    monkeypatch.setattr(runners_module, "_TICK_SECONDS", 0.01)
+    runners._follow()
+    assert tries == [config, config]
+    assert feed.waits == [runners_module._FOLLOW_SECONDS, 0.01]

@@ -27,7 +27,7 @@ from penstock.runtime.sync_runner import SyncRunner
 from penstock.streams.store import Store
 
 _TICK_SECONDS: Final = 0.5
-_FOLLOW_SECONDS: Final = 5.0  # where no source ends
+_FOLLOW_SECONDS: Final = 5.0  # where nothing is left to do
 _CORRECT: Final = "Correct it, or set what it names where penstock run runs."
 
 log = structlog.get_logger("penstock")
@@ -62,7 +62,7 @@ class Runners:
         self._wake = threading.Event()
         self._lock = threading.RLock()
         self._spark = SparkSoon()
-        self._noted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._noted: queue.SimpleQueue[Callable[[Following], None]] = queue.SimpleQueue()
         self._refusals: dict[str, set[tuple[str, str]]] = {}
         self._remover: Remover | None = None
         if feed is not None:
@@ -260,13 +260,14 @@ class Runners:
         pending: Config | None = None
         while not self._stopping.is_set():
             try:
-                tick = _TICK_SECONDS if self._ending else _FOLLOW_SECONDS
+                waits = self._ending or pending is not None or not self._noted.empty()
+                tick = _TICK_SECONDS if waits else _FOLLOW_SECONDS
                 pending = self._feed.wait(tick) or pending
                 if pending is not None:
                     self._take(pending)
                     pending = None
                 while not self._noted.empty():
-                    self._noted.get()()
+                    self._noted.get()(self._feed)
                 self._start_due()
             except PenstockError as error:
                 log.warning("the desired state could not be followed; trying again",
@@ -319,26 +320,24 @@ class Runners:
     # -- what runners call, in their threads
 
     def _refuse(self, source: str, config: Config, error: PenstockError) -> None:
-        def note() -> None:
+        def note(feed: Following) -> None:
             for kind, name in concerned(source, config, error):
                 self._refusals.setdefault(source, set()).add((kind, name))
-                if self._feed is not None:
-                    self._feed.refused(kind, name, str(error))
+                feed.refused(kind, name, str(error))
 
         self._note(note)
 
     def _accept(self, source: str) -> None:
-        def note() -> None:
+        def note(feed: Following) -> None:
             for kind, name in self._refusals.pop(source, ()):
-                if self._feed is not None:
-                    self._feed.accepted(kind, name)
+                feed.accepted(kind, name)
 
         self._note(note)
 
-    def _note(self, note: Callable[[], None]) -> None:
+    def _note(self, note: Callable[[Following], None]) -> None:
         """Have the thread that follows do something: the feed is for one thread."""
-        self._noted.put(note)
         if self._feed is not None:
+            self._noted.put(note)
             self._feed.wake()
 
     def _remove(self, source: str, config: Config) -> StoreError | None:
