@@ -168,7 +168,7 @@ class Jvm:
         if not self._connected and self.process is not None:
             self.process.kill()
             self.process.wait()
-        if self._forks is None:
+        if self._forks is None or self._forks[1].poll() is not None:  # it may have been killed
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
