@@ -43,9 +43,8 @@ from penstock.streams.consumers.registry import Consumers
 from penstock.streams.errors import EMBEDDED_DOWN
 from penstock.streams.store import Store
 
-if (
-    TYPE_CHECKING
-):  # each is loaded where it is needed: `--once` has no API, most files have no outbox
+# Each is loaded where it is needed: `--once` has no API, most files have no outbox.
+if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from penstock.api.health import Server

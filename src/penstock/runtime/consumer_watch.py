@@ -20,9 +20,8 @@ from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
 _PERIOD: Final = 2.0
 _LONGEST_PERIOD: Final = 15.0
 _SHARE: Final = 50  # a look that takes long is repeated after so many times its length
-_REST: Final = (
-    300.0  # after so long a consumer at rest is looked at, though nothing was noticed of it
-)
+_REST: Final = 300.0
+"""Seconds after which a consumer at rest is looked at, though nothing was noticed of it."""
 
 log = structlog.get_logger("penstock")
 

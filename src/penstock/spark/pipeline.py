@@ -26,7 +26,7 @@ from penstock.spark.store_writer import StoreTarget
 from penstock.spark.writer import COUNT_DDL, FanOut
 
 _LOCAL_BATCH_SECONDS: Final = 300.0
-"""How long a batch lasts in a local session, whose slots nobody waits for."""
+"""How long a batch lasts in a local session, where no other query waits for its slots."""
 
 
 class Pipeline:
