@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -92,6 +93,28 @@ def test_a_database_that_is_away_is_named_with_its_remedy(shop: Shop, window: Wi
     press(page, "Test the connection")
     page.locator(".trouble.failed").wait_for()
     assert "hush" not in page.content()
+
+
+def test_what_is_wrong_with_a_source_stands_on_its_page(
+    shop: Shop, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(shop, "shop", "postgresql://u:hush@127.0.0.1:1/db")
+    look = shop.api.app.status._look
+    problem = {
+        "subject": "source shop", "level": "failed", "code": "slot_lost",
+        "cause": f"The slot is gone {XSS}.", "since": None, "remedy": "Make it again.",
+    }  # fmt: skip
+
+    async def with_problem() -> dict[str, Any]:
+        return {**await look(), "problems": [problem]}
+
+    monkeypatch.setattr(shop.api.app.status, "_look", with_problem)
+    window.login(shop.token)
+    page = window.open("sources/shop")
+    text = page.locator("#state .trouble").inner_text()
+    assert "The slot is gone" in text
+    assert "Make it again." in text
+    assert page.locator("main img").count() == 0
 
 
 def test_tables_are_picked_and_their_old_values_explained(
