@@ -132,6 +132,25 @@ def test_secrets_stay_out_of_pages_and_where_they_are(
     }  # fmt: skip
 
 
+def test_a_login_stays_where_its_mask_stays(shop: Shop, window: Window, database: Database) -> None:
+    put(shop, "targets/cluster", type="nats", url="nats://n:4222", user="app", password="hush")
+    window.login(shop.token)
+    window.allow(422)
+    page = window.open("targets/cluster/edit")
+    assert page.get_by_label("Password").input_value() == "***"
+    page.get_by_label("Password").fill("hush2")
+    page.get_by_label("Servers").fill("ftp://n")
+    press(page, "Save")
+    page.locator("#url-error").wait_for()
+    assert "hush" not in page.content()
+    assert page.get_by_label("Password").input_value() == "***"
+    page.get_by_label("Servers").fill("nats://moved:4222")
+    press(page, "Save")
+    page.get_by_text("The target is changed").wait_for()
+    spec = spec_of(database, "cluster")
+    assert (spec["url"], spec["password"]) == ("nats://moved:4222", "hush")
+
+
 def test_a_form_that_is_older_than_the_target_is_refused(
     shop: Shop, window: Window, database: Database
 ) -> None:

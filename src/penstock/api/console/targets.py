@@ -85,9 +85,10 @@ async def edit(visit: Visit) -> Response:
     entity = await _entity(visit)
     spec = entity["spec"]
     kind = _type(spec["type"])
-    values = entity_forms.filled(spec, _KEYS[kind]) | _masks(kind, spec)
+    masks = _masks(kind, spec)
+    values = entity_forms.filled(spec, _KEYS[kind]) | masks
     visit.form = visit.form.filled(**values, version=str(entity["version"]))
-    return visit.render("targets/edit.html", target=entity, type=kind)
+    return visit.render("targets/edit.html", target=entity, type=kind, masks=masks)
 
 
 @PAGE.post("/{name}/edit")
@@ -103,8 +104,9 @@ async def change(visit: Visit) -> Response:
     if answer.ok:
         return visit.redirect(f"targets/{entity['name']}", done="changed")
     status = entity_forms.refuse(form, answer, (*_KEYS[kind], *_SECRETS[kind]))
-    visit.form = entity_forms.shown_again(form, _KEYS[kind], _masks(kind, spec))
-    return visit.render("targets/edit.html", status, target=entity, type=kind)
+    masks = _masks(kind, spec)
+    visit.form = entity_forms.shown_again(form, _KEYS[kind], masks)
+    return visit.render("targets/edit.html", status, target=entity, type=kind, masks=masks)
 
 
 @PAGE.get("/{name}/delete")
