@@ -14,9 +14,8 @@ _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+x
 _FILES: Final = frozenset(
     {
         "console.css", "console.js", "charts.js", "rounds.js", "sinks.js", "icon.svg",
-        "htmx/htmx.min.js",
-        "htmx/hx-sse.min.js", "htmx/LICENSE", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css",
-        "uplot/LICENSE",
+        "htmx/htmx.min.js", "htmx/LICENSE",
+        "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE",
     }
 )  # fmt: skip
 
