@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import orjson
 import pytest
 from playwright.sync_api import Page
 from tests.api_help import ApiServer, Shop, known
@@ -134,6 +135,19 @@ def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -
     window.check_accessible()
     mail.get_by_role("link", name="max_deliver").click()
     page.get_by_role("heading", name="Dead letter").first.wait_for()
+
+
+def test_numbers_keep_their_digits(shop: Shop, window: Window) -> None:
+    price = {"price": orjson.Fragment(b"1.10"), "big": orjson.Fragment(b"123456789012345678901")}
+    publish(shop.store, shop.stream, [Change({"id": 1, "j": price})])
+    window.login(shop.token)
+    page = window.open("streams/events")
+    written = '{"price":1.10,"big":123456789012345678901}'
+    assert written in page.locator("#list tbody tr").inner_text()
+    page.locator("#list tbody th a").click()
+    assert written in page.locator(".compare").inner_text()
+    assert '"price": 1.10' in page.locator("pre.whole").inner_text()
+    assert written in str(page.get_by_label("Copy a POST of it").get_attribute("data-copy"))
 
 
 def test_hostile_names_are_text_and_a_viewer_sees_all(shop: Shop, window: Window) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-import orjson
 from starlette.types import ASGIApp, Message
 
 from penstock.api.auth import Grant
 from penstock.api.client import Client
+from penstock.api.console import exact
 
 MAX_PAGE: Final = 1000
 """The greatest `limit` of a list."""
@@ -73,7 +73,9 @@ class Management:
 
         A query's members that are None are left out; a body is JSON, or bytes as they are.
         """
-        content = b"" if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
+        content = (
+            b"" if body is None else body if isinstance(body, bytes) else exact.dumps(body).encode()
+        )
         given = [(k, _text(v)) for k, v in (query or {}).items() if v is not None]
         sent = {"content-type": "application/json", **(headers or {})}
         scope = {
@@ -101,10 +103,10 @@ class Management:
         except Exception:
             if not heads:  # else the app has answered and logged it, and raises it for a server
                 raise
-        text = b"".join(parts)
+        text = b"".join(parts).decode()
         found = {k.decode("latin-1"): v.decode("latin-1") for k, v in heads[0]["headers"]}
         is_json = "json" in found.get("content-type", "")
-        return Answer(heads[0]["status"], orjson.loads(text) if is_json else text.decode(), found)
+        return Answer(heads[0]["status"], exact.loads(text) if is_json else text, found)
 
 
 def _text(value: Any) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-import orjson
 from starlette.responses import Response
 
+from penstock.api.console import exact
 from penstock.api.console.lists import Column, Listing
 from penstock.api.console.page import Page, Visit
 from penstock.api.console.sinks import Row, entity_of, requests
@@ -126,7 +126,7 @@ async def _page(visit: Visit, code: int = 200) -> Response:
         row = _http(name, {**body, **facts}, status)
         held = (await visit.get(f"{path}/messages", state="delivered", limit=_LOOK))["data"]
         for each in held:
-            each["text"] = orjson.dumps(each.get("record") or each.get("event")).decode()
+            each["text"] = exact.dumps(each.get("record") or each.get("event"))
         letters = (await visit.get(f"{path}/dead-letters", limit=_LOOK))["data"]
     spec = body["settings"] if body["type"] == "nats" else _settings(body)
     problems = [

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import orjson
 from starlette.responses import Response
 
+from penstock.api.console import exact
 from penstock.api.console.lists import SIZE, Column, Listing
 from penstock.api.console.page import Page, Visit
 
@@ -187,8 +187,8 @@ async def _letter_page(visit: Visit, status: int = 200) -> Response:
     message: Any = letter["message"]
     place = None
     try:
-        message = orjson.loads(message)
-    except orjson.JSONDecodeError:
+        message = exact.loads(message)
+    except ValueError:
         pass  # a transform may have made any text
     else:
         place = _place(message)

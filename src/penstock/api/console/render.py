@@ -9,6 +9,7 @@ import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from penstock import __version__
+from penstock.api.console import exact
 from penstock.api.console.assets import asset
 
 NONE: Final = "\N{EN DASH}"
@@ -62,7 +63,7 @@ def time(value: str | datetime | None) -> str:
 
 def pretty(value: Any) -> str:
     """Return JSON over several lines; autoescape still applies."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return exact.dumps(value, orjson.OPT_INDENT_2)
 
 
 def _environment() -> Environment:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import orjson
 from starlette.responses import Response
 
+from penstock.api.console import exact
 from penstock.api.console.page import Visit
 from penstock.api.console.sink_form import spec_of
 from penstock.api.console.sinks import PAGE, Row, entity_of
@@ -50,7 +50,7 @@ async def messages(visit: Visit) -> Response:
         found, why = (answer.body["data"], "") if answer.ok else ([], answer.detail)
         if answer.ok and not found:
             why = f"Nothing was changed in {_WAIT_MS // 1000} s."
-    text = "\n".join(orjson.dumps(each).decode() for each in found)
+    text = "\n".join(exact.dumps(each) for each in found)
     return visit.json({"messages": text, "why": why})
 
 
@@ -97,16 +97,16 @@ def _given(text: str) -> tuple[list[Any], str]:
     """Return the messages in a text, one a line or a JSON array, and what is wrong with it."""
     stripped = text.strip()
     try:
-        whole = orjson.loads(stripped) if stripped else []
+        whole = exact.loads(stripped) if stripped else []
         return (whole if isinstance(whole, list) else [whole]), ""
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         why = f"It is no JSON: {error}."
     found = []
     lines = [line for line in stripped.splitlines() if line.strip()]
     for number, line in enumerate(lines, 1):
         try:
-            found.append(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
+            found.append(exact.loads(line))
+        except ValueError as error:
             return [], f"Line {number} is no JSON: {error}." if len(lines) > 1 else why
     return found, ""
 

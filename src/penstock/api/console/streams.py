@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-import orjson
 from starlette.responses import Response
 
+from penstock.api.console import exact
 from penstock.api.console.calls import Answer
 from penstock.api.console.lists import Column, Listing
 from penstock.api.console.page import Page, Visit
@@ -114,7 +114,7 @@ async def message(visit: Visit) -> Response:
         for each in await visit.all("/v1/nats-consumers")
         if each["stream"] == name
     ]
-    body = orjson.dumps(shown).decode()
+    body = exact.dumps(shown)
     return visit.render(
         "streams/message.html",
         name=name,
@@ -165,14 +165,14 @@ def _line(found: Row) -> Row:
     """Return what a line of the list has of a message."""
     metadata = found.get("metadata") or {}
     record = found.get("record", found.get("event"))
-    text = orjson.dumps(record).decode()
+    text = exact.dumps(record)
     pks = metadata.get("record_pks")
     return {
         "place": _place(found["position"]),
         "at": metadata.get("commit_timestamp"),
         "action": found.get("action") or NONE,
         "table": ".".join(str(metadata.get(k) or "") for k in ("table_schema", "table_name")).strip("."),
-        "key": NONE if not pks else orjson.dumps(pks[0] if len(pks) == 1 else pks).decode(),
+        "key": NONE if not pks else exact.dumps(pks[0] if len(pks) == 1 else pks),
         "text": text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…",
     }  # fmt: skip
 
@@ -198,7 +198,7 @@ def _cells(found: Row) -> list[Row]:
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return value if isinstance(value, str) else exact.dumps(value)
 
 
 def _fault(answer: Answer, text: str) -> Row:
