@@ -94,8 +94,7 @@ async def ask(visit: Visit) -> Response:
 async def cancel(visit: Visit) -> Response:
     """Cancel a backfill whose table's name was typed."""
     backfill = await _backfill(visit)
-    if visit.form["confirm"] != backfill["table"]:
-        visit.form.errors["confirm"] = f"This is not {backfill['table']}."
+    if not visit.form.confirms(backfill["table"]):
         return visit.render("backfills/cancel.html", 422, backfill=backfill)
     answer = await visit.api("POST", f"/v1/backfills/{backfill['id']}/cancel")
     if not answer.ok:

@@ -80,8 +80,7 @@ async def apply(visit: Visit) -> Response:
         made = await visit.api("POST", "/v1/plan", {"prune": True}, document.encode(), _YAML)
         deletes = _deletes(made.body) if made.ok else 0
         # Of a state that has moved the apply says so.
-        if deletes and made.headers["etag"] == form["etag"] and form["confirm"] != f"{deletes}":
-            form.errors["confirm"] = f"This is not {deletes}."
+        if deletes and made.headers["etag"] == form["etag"] and not form.confirms(deletes):
             return _planned(visit, made.body, form["etag"], form["seal"], 422)
     answer = await visit.api("POST", "/v1/apply", {"prune": prune}, document.encode(), headers)
     if not answer.ok:

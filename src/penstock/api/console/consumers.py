@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.api.console import exact
+from penstock.api.console import entity_forms, exact
 from penstock.api.console.lists import Column, Listing
 from penstock.api.console.page import Page, Visit
 from penstock.api.console.sinks import Row, entity_of, requests
@@ -89,26 +89,6 @@ async def rewind(visit: Visit) -> Response:
         form.refuse(answer)
         return await _page(visit, answer.status)
     return visit.redirect(f"consumers/{visit.part('name')}", done="rewound")
-
-
-@PAGE.get("/{name}/delete")
-async def ask(visit: Visit) -> Response:
-    """Show what deleting a consumer takes away."""
-    return await _deletion(visit)
-
-
-@PAGE.post("/{name}/delete")
-async def remove(visit: Visit) -> Response:
-    """Delete a consumer whose name was typed."""
-    name = visit.part("name")
-    if visit.form["confirm"] != name:
-        visit.form.errors["confirm"] = f"This is not {name}."
-        return await _deletion(visit, 422)
-    answer = await visit.api("DELETE", f"/v1/consumers/{name}")
-    if not answer.ok:
-        visit.form.refuse(answer)
-        return await _deletion(visit, answer.status)
-    return visit.redirect(done="deleted")
 
 
 async def _page(visit: Visit, code: int = 200) -> Response:
@@ -245,3 +225,6 @@ def _settings(body: Row) -> Row:
     """Return a consumer's settings alone."""
     facts = ("id", "name", "status", "created_at", "disabled", "own")
     return {key: value for key, value in body.items() if key not in facts}
+
+
+entity_forms.add_deletion(PAGE, _deletion)

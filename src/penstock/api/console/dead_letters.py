@@ -133,9 +133,7 @@ async def ask_purge(visit: Visit) -> Response:
 async def purge(visit: Visit) -> Response:
     """Delete those that were counted."""
     chosen, form = _chosen(visit.query), visit.form
-    name = _name(chosen)
-    if form["confirm"] != name:
-        form.errors["confirm"] = f"This is not {name}."
+    if not form.confirms(_name(chosen)):
         return await _purge_page(visit, 422)
     body: Row = _sent(chosen)
     if through := _number(visit.query.get("through", "")):
@@ -173,8 +171,7 @@ async def ask_purge_one(visit: Visit) -> Response:
 async def purge_one(visit: Visit) -> Response:
     """Delete one whose number was typed."""
     letter = await _letter(visit)
-    if visit.form["confirm"] != str(letter["id"]):
-        visit.form.errors["confirm"] = f"This is not {letter['id']}."
+    if not visit.form.confirms(letter["id"]):
         return visit.render("dead_letters/purge_one.html", 422, letter=letter)
     answer = await visit.api("DELETE", f"/v1/dead-letters/{_id(visit)}")
     if not answer.ok:

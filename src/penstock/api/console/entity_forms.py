@@ -88,6 +88,29 @@ def refuse(form: Form, answer: Answer, keys: Sequence[str]) -> int:
 Show = Callable[..., Awaitable[Response]]
 
 
+def add_deletion(page: Page, show: Show) -> None:
+    """Add the page that shows what deleting an entity means, and the form that deletes it.
+
+    `show(visit, status)` renders the page; the form has the entity's name, typed.
+    """
+
+    async def ask(visit: Visit) -> Response:
+        return await show(visit, 200)
+
+    async def delete(visit: Visit) -> Response:
+        name = visit.part("name")
+        if not visit.form.confirms(name):
+            return await show(visit, 422)
+        answer = await visit.api("DELETE", f"/v1/{page.name}/{name}")
+        if not answer.ok:
+            visit.form.refuse(answer)
+            return await show(visit, answer.status)
+        return visit.redirect(done="deleted")
+
+    page.get("/{name}/delete")(ask)
+    page.post("/{name}/delete")(delete)
+
+
 def add_host_key(page: Page, kind: str, show: Show) -> None:
     """Add the form that asks a bastion for its host key, and the one that trusts what it has shown.
 

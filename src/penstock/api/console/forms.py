@@ -44,6 +44,13 @@ class Form:
         """Return a form with these values, where a thing is edited."""
         return Form({name: [value] for name, value in values.items()} | self._fields)
 
+    def confirms(self, name: object) -> bool:
+        """Return whether the name of what is destroyed was typed; if not, say so beside the field."""
+        if self["confirm"] == str(name):
+            return True
+        self.errors["confirm"] = f"This is not {name}."
+        return False
+
     def refuse(self, answer: Answer, *known: str) -> None:
         """Take in a problem of the API: errors of `known` fields go beside them, others on top."""
         self.errors |= {name: text for name, text in answer.errors.items() if name in known}

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from penstock.api.console import entity_forms
 from penstock.api.console.lists import Column, Listing
 from penstock.api.console.page import Page, Visit
 
@@ -68,26 +69,6 @@ async def show(visit: Visit) -> Response:
     )  # fmt: skip
 
 
-@PAGE.get("/{name}/delete")
-async def ask(visit: Visit) -> Response:
-    """Show what deleting a sink takes away."""
-    return await _deletion(visit)
-
-
-@PAGE.post("/{name}/delete")
-async def remove(visit: Visit) -> Response:
-    """Delete a sink whose name was typed."""
-    name = visit.part("name")
-    if visit.form["confirm"] != name:
-        visit.form.errors["confirm"] = f"This is not {name}."
-        return await _deletion(visit, 422)
-    answer = await visit.api("DELETE", f"/v1/sinks/{name}")
-    if not answer.ok:
-        visit.form.refuse(answer)
-        return await _deletion(visit, answer.status)
-    return visit.redirect(done="deleted")
-
-
 async def entity_of(visit: Visit, name: str, section: str = "sinks") -> Row | None:
     """Return an entity of the desired state, None where there is none of this name."""
     answer = await visit.api("GET", f"/v1/{section}/{name}")
@@ -141,3 +122,6 @@ def _row(name: str, entity: Row | None, status: Mapping[str, Any]) -> Row:
         row |= {"level": "failed", "error": entity["refusal"]["reason"]}
         row["since"] = entity["refusal"]["at"]
     return row
+
+
+entity_forms.add_deletion(PAGE, _deletion)

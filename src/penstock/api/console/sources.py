@@ -156,26 +156,6 @@ async def pick(visit: Visit) -> Response:
     return visit.redirect(f"sources/{name}/check", done="picked")
 
 
-@PAGE.get("/{name}/delete")
-async def ask(visit: Visit) -> Response:
-    """Show what deleting a source means."""
-    return await _deletion(visit)
-
-
-@PAGE.post("/{name}/delete")
-async def delete(visit: Visit) -> Response:
-    """Delete a source whose name was typed."""
-    name = visit.part("name")
-    if visit.form["confirm"] != name:
-        visit.form.errors["confirm"] = f"This is not {name}."
-        return await _deletion(visit, 422)
-    answer = await visit.api("DELETE", f"/v1/sources/{name}")
-    if not answer.ok:
-        visit.form.refuse(answer)
-        return await _deletion(visit, answer.status)
-    return visit.redirect(done="deleted")
-
-
 async def _page(visit: Visit, status: int = 200) -> Response:
     state = await visit.get("/v1/status")
     sinks = await visit.all("/v1/sinks")
@@ -289,4 +269,5 @@ def _mendable(finding: dict[str, Any]) -> dict[str, Any]:
     return {**finding, "text": fix, "copies": [*_STATEMENT.findall(fix), *commands]}
 
 
+entity_forms.add_deletion(PAGE, _deletion)
 entity_forms.add_host_key(PAGE, "source", _source)

@@ -109,26 +109,6 @@ async def change(visit: Visit) -> Response:
     return visit.render("targets/edit.html", status, target=entity, type=kind, masks=masks)
 
 
-@PAGE.get("/{name}/delete")
-async def ask(visit: Visit) -> Response:
-    """Show what deleting a target means."""
-    return await _deletion(visit)
-
-
-@PAGE.post("/{name}/delete")
-async def delete(visit: Visit) -> Response:
-    """Delete a target whose name was typed."""
-    name = visit.part("name")
-    if visit.form["confirm"] != name:
-        visit.form.errors["confirm"] = f"This is not {name}."
-        return await _deletion(visit, 422)
-    answer = await visit.api("DELETE", f"/v1/targets/{name}")
-    if not answer.ok:
-        visit.form.refuse(answer)
-        return await _deletion(visit, answer.status)
-    return visit.redirect(done="deleted")
-
-
 async def _page(visit: Visit, status: int = 200, kind: str = "") -> Response:
     targets = [
         {**each, "type": each["spec"].get("type"), "url": each["spec"].get("url"),
@@ -195,4 +175,5 @@ def _spec(visit: Visit, kind: str, old: Spec) -> Spec:
     return spec
 
 
+entity_forms.add_deletion(PAGE, _deletion)
 entity_forms.add_host_key(PAGE, "target", _target)

@@ -54,8 +54,7 @@ async def ask(visit: Visit) -> Response:
 async def revoke(visit: Visit) -> Response:
     """Revoke a token whose name was typed."""
     name = visit.part("name")
-    if visit.form["confirm"] != name:
-        visit.form.errors["confirm"] = f"This is not {name}."
+    if not visit.form.confirms(name):
         return visit.render("tokens/revoke.html", 422, token=await _token(visit))
     answer = await visit.api("DELETE", f"/v1/tokens/{name}")
     if not answer.ok:
