@@ -1,8 +1,8 @@
-"""A real browser for the console's tests: Debian's chromium, driven by Playwright.
+"""A real browser for the console's tests: Debian's headless shell of Chromium, driven by Playwright.
 
-`PENSTOCK_CHROMIUM` names it, else it is looked for on PATH; without one its tests are skipped, and
-the run reports how many. A test that leaves an error in the browser's console, or breaks the Content
-Security Policy, fails.
+It takes less CPU than a whole Chromium, which serves as well. `PENSTOCK_CHROMIUM` names one, else it
+is looked for on PATH; without one its tests are skipped, and the run reports how many. A test that
+leaves an error in the browser's console, or breaks the Content Security Policy, fails.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from .api_help import ApiServer
 
 VARIABLE: Final = "PENSTOCK_CHROMIUM"
 MISSING: Final = "no chromium was found"
-HOW: Final = f"install Debian's (apt-get install chromium), or name one by {VARIABLE}"
+HOW: Final = (
+    f"install Debian's (apt-get install chromium-headless-shell), or name one by {VARIABLE}"
+)
 NARROW: Final = (380, 800)
 WIDE: Final = (1920, 1080)
-_NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_NAMES: Final = (
+    "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
+)  # fmt: skip
 _AXE: Final = Path(__file__).parent / "axe" / "axe.min.js"
 _MS: Final = 30_000
 # What makes pages differ from run to run, and needs no sandbox of its own under root.
