@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from psycopg.types.json import Jsonb
 from typer.testing import CliRunner
 
@@ -26,6 +27,19 @@ syncs:
 def sync(*words: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["sync", *words])
     return result.exit_code, result.output
+
+
+def test_a_list_of_nothing_says_so(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_STORE_URL", database.url)
+    Store.open(database.url).close()
+    for kind in ("sync", "consumer", "token"):
+        result = CliRunner().invoke(app, [kind, "list"])
+        assert result.exit_code == 0, result.output
+        assert result.output.startswith(f"There is no {kind}")
+        assert json.loads(CliRunner().invoke(app, [kind, "list", "--json"]).output) == []
 
 
 def test_syncs_are_listed_shown_and_asked(

@@ -79,6 +79,11 @@ def test_what_no_token_opens_is_said(shop: Shop, window: Window) -> None:
     window.check_accessible()
 
 
+def test_the_address_alone_leads_to_the_console(client: httpx.Client) -> None:
+    answer = client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/overview")
+
+
 def test_each_answer_has_the_headers(shop: Shop, client: httpx.Client) -> None:
     assert login(client, shop.token).headers["location"] == "/console/tokens"
     for path in ("login", "overview", "tokens", "nothing", "static/console.css", "static/no.js"):

@@ -127,7 +127,7 @@ def _in_thread(state: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[di
 
 
 def _is_console(path: str) -> bool:
-    return path.startswith(PATH) and path[len(PATH) : len(PATH) + 1] in ("", "/")
+    return path == "/" or (path.startswith(PATH) and path[len(PATH) : len(PATH) + 1] in ("", "/"))
 
 
 def _log_failure(task: asyncio.Future[None]) -> None:

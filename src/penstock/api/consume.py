@@ -342,6 +342,6 @@ def _answer(outcome: Outcome, form: _Form, done: str) -> Response:
     raise Problem(
         409,
         f"{len(refused)} of {len(refused) + outcome.done} were refused: `expired` where another "
-        f"worker holds the message now, `unknown` where {form.parameter} has no such delivery.",
+        f"worker holds the message now, `unknown` where the {form.parameter} has no such delivery.",
         more={done: outcome.done, "refused": refused},
     )

@@ -113,8 +113,13 @@ def table_console() -> Console:
     return console
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table for people; None is an empty cell, times are local."""
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[Any]], *, without: str | None = None
+) -> None:
+    """Print a table for people; None is an empty cell, times are local.
+
+    `without` is the sentence that stands there instead of a table that has no rows.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -123,6 +128,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
+    if without is not None and not table.row_count:
+        typer.echo(without)
+        return
     table_console().print(table)
 
 

@@ -49,6 +49,7 @@ def list_consumers(
              None if of.why is None else of.why.text)
             for of in found
         ],
+        without="There is no consumer of type nats. `penstock status` has those of the other types.",
     )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ def list_syncs(
             )
             for entity in entities
         ],
+        without="There is no sync. An entry of `syncs` in the file adds one.",
     )
 
 

@@ -84,6 +84,7 @@ def list_tokens(
             (t.name, t.role, ", ".join(t.consumers or ("all",)), t.created_at, t.revoked_at)
             for t in found
         ],
+        without="There is no token. `penstock token create NAME` makes one.",
     )
 
 

@@ -44,6 +44,7 @@ class Console:
         self._threads = ThreadPoolExecutor(_THREADS, "console")
         self._management = Management(management)
         routes = [
+            Route("/", self._plain(_start)),
             Route(PATH, self._plain(_start)),
             Route(f"{PATH}/", self._plain(_start)),
             Route(f"{PATH}/static/{{name:path}}", self._plain(assets.serve)),
