@@ -131,6 +131,36 @@ def test_what_is_left_unsent_is_never_sent_later(
     assert json.loads(message.data)["record"]["id"] == 3
 
 
+def test_a_message_too_large_is_a_dead_letter_and_no_wait(
+    shared: Shared, nats: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.add("a", f"{stream}.a")
+    connection = shared.together._sink.opened(1.0)
+    monkeypatch.setitem(connection.info, "max_payload", 1)
+    task = shared.task("a", [1])
+    shared.together.publish([task])
+    assert [letter.code for letter in task.written.dead] == ["message_too_large"]
+    assert task.rows.left == 0
+    assert shared.together._sink._connection is connection
+
+
+def test_an_error_of_our_own_leaves_nothing_to_be_sent(
+    shared: Shared, nats: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.add("a", f"{stream}.a")
+    connection = shared.together._sink.opened(1.0)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(connection, "step", fail)
+    with pytest.raises(ValueError, match="a defect"):
+        shared.together.publish([shared.task("a", [1])])
+    shared.together.publish([shared.task("a", [2], "b")])
+    (message,) = nats.messages(stream)
+    assert json.loads(message.data)["record"]["id"] == 2
+
+
 def test_a_part_reaches_every_sink_whatever_one_of_them_meets(
     nats_server: EmbeddedNats, nats: JetStream, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,13 +68,15 @@ class SharedSinks:
         began = time.monotonic()
         self._together.publish([*tasks.values()])
         took, late = time.monotonic() - began, []
-        for name, task in tasks.items():
-            end = self._writers[name].end
-            if task.rows.left:
-                late.append(self._pool.submit(end, task, done[name], took))
-            else:
-                end(task, done[name], took)
-        wait(late)
+        try:
+            for name, task in tasks.items():
+                end = self._writers[name].end
+                if task.rows.left:
+                    late.append(self._pool.submit(end, task, done[name], took))
+                else:
+                    end(task, done[name], took)
+        finally:
+            wait(late)  # whatever has happened, the next part finds the sinks idle
         for future in late:
             future.result()
         return done

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -75,6 +75,9 @@ class Together:
                 if may_lose:
                     for task in tasks:
                         task.disconnected()
+            except BaseException:
+                self.close()  # what is queued must not go out with a later batch
+                raise
             else:
                 return
 
@@ -83,9 +86,12 @@ class Together:
         bases = [task.base for task in tasks]
         left = dict(enumerate(tasks))
         until = time.monotonic() + _QUIET
-        while left:
+        while True:
             now = time.monotonic()
-            ready = _send(connection, list(left.values()), now)
+            ready = _send(connection, left.values(), now)
+            left = _unfinished(left)  # no ack comes of what is a dead letter
+            if not left:
+                break
             acks, events = connection.step(max(0.0, until - now), last=not ready)
             for at, numbers in _by_task(acks, bases).items():
                 if at in left:
@@ -94,11 +100,11 @@ class Together:
                 left.pop(at, None)
             if any(isinstance(event, ServerError) for event in events):
                 break
-            left = {at: t for at, t in left.items() if t.rows.left and not t.doubts}
+            left = _unfinished(left)
             now = time.monotonic()
             if acks:
                 until = now + _QUIET
-            elif now > until:
+            elif left and now > until:
                 self.close()
                 return
         connection.parser.copies.clear()
@@ -106,6 +112,11 @@ class Together:
         # What answers a ping may wait.
         if connection.unsent and any(task.rows.left for task in tasks):
             self.close()
+
+
+def _unfinished(tasks: Mapping[int, Task]) -> dict[int, Task]:
+    """Return the tasks that have rows to send or to await, and none that the stream may have."""
+    return {at: task for at, task in tasks.items() if task.rows.left and not task.doubts}
 
 
 def _send(connection: Connection, tasks: Collection[Task], now: float) -> bool:
