@@ -272,6 +272,8 @@ def test_where_a_server_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(fork_server, "_SHELL", str(tmp_path / "sh"))
         assert fork_server.start(tmp_path) is None
+    (tmp_path / "forks").touch()  # so that no socket can be made there
+    assert fork_server.start(tmp_path) is None
 
 
 def test_another_python_of_the_users_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

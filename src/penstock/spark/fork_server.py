@@ -57,7 +57,7 @@ def start(folder: Path) -> tuple[str, subprocess.Popen[bytes]] | None:
     """Start a server; return the program for Spark to start as Python, and the server's process.
 
     Both need `folder`, which the server deletes when this process ends. Returns None where the system
-    can't do it: it has no Unix sockets or no shell, or runs no program in `folder`.
+    can't do it: it has no shell, or allows no Unix sockets or no programs in `folder`.
     """
     address, program = str(folder / "forks"), folder / "python"
     if (
@@ -73,7 +73,10 @@ def start(folder: Path) -> tuple[str, subprocess.Popen[bytes]] | None:
     if not os.access(program, os.X_OK):  # such as on a file system that is mounted with `noexec`
         return None
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
+        try:
+            listener.bind(address)
+        except OSError:  # such as on a file system that has no sockets
+            return None
         listener.listen(64)  # what connects before the server is loaded waits
         process = subprocess.Popen(  # noqa: S603 - this Python
             [sys.executable, "-m", "penstock.spark.fork_server", str(listener.fileno()), folder],
