@@ -16,7 +16,6 @@ from typing import Final
 import structlog
 
 from penstock.backfill.read.chunk import with_messages
-from penstock.core.blocks import blocks, with_part
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.postgres.capture import Capture
@@ -302,14 +301,10 @@ class RoundLoop:
 
     def _send(self, parts: Sequence[Part]) -> None:
         for part in parts:
-            if part.messages is None:  # the lane that had it is lost
-                part.values = [with_part(value, part.meta) for value in part.values]
-            else:
-                part.values, part.messages = list(blocks(part.messages, part.meta)), None
-            values = part.values
-            for value in values[:-1]:
+            *values, last = part.packed()
+            for value in values:
                 self._server.send(part.lane, MORE, value)
-            self._server.send(part.lane, LAST, values[-1])
+            self._server.send(part.lane, LAST, last)
         if not self._reported:
             self._sent += parts
 

@@ -22,6 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from penstock.core.blocks import blocks, with_part
 from penstock.core.message import Position, RoundPart
 from penstock.postgres.chunk import Chunk, joined, tied
 
@@ -40,9 +41,9 @@ class Part:
         lane: The lane that has it.
         splits: The splits of its messages, and those that share a group with them.
         meta: What its blocks say of it.
-        messages: Its messages (`WIRE_SCHEMA`), None where `values` has them.
+        messages: Its messages (`WIRE_SCHEMA`), None once they are packed.
         falls: How many reports had said that a sink is behind, when it was handed out.
-        values: Its messages as they were sent: compressed, as they may stay here for long.
+        values: Its messages as they were packed.
     """
 
     lane: int
@@ -51,6 +52,14 @@ class Part:
     messages: pa.RecordBatch | None
     falls: int
     values: list[bytes] = field(default_factory=list)
+
+    def packed(self) -> list[bytes]:
+        """Return its blocks; from then on it has its messages in these alone, which are compressed."""
+        if self.messages is None:  # the lane that had it is lost
+            self.values = [with_part(value, self.meta) for value in self.values]
+        else:
+            self.values, self.messages = list(blocks(self.messages, self.meta)), None
+        return self.values
 
 
 @dataclass(slots=True)
