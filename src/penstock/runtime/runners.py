@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Collection
 from typing import Final
@@ -17,7 +16,8 @@ from penstock.core.record_forms import SYNCS
 from penstock.desired import consumers
 from penstock.runtime.following import Following
 from penstock.runtime.jvm import jvm_failure
-from penstock.runtime.reconcile import changes, concerned
+from penstock.runtime.reconcile import changes
+from penstock.runtime.refusals import Refusals
 from penstock.runtime.removing import Remover, Sources
 from penstock.runtime.run_log import RunLog
 from penstock.runtime.runner_context import RunnerContext, SparkSoon
@@ -62,14 +62,13 @@ class Runners:
         self._wake = threading.Event()
         self._lock = threading.RLock()
         self._spark = SparkSoon()
-        self._noted: queue.SimpleQueue[Callable[[Following], None]] = queue.SimpleQueue()
-        self._refusals: dict[str, set[tuple[str, str]]] = {}
+        self._refusals = Refusals(self._feed)
         self._remover: Remover | None = None
         if feed is not None:
             self._remover = Remover(store_url, config, self._sources)
         self._context = RunnerContext(
-            store_url, once, self._spark, RunLog(), self._wake.set, self._refuse, self._accept,
-            self._remove, self._is_left,
+            store_url, once, self._spark, RunLog(), self._wake.set, self._refusals.refuse,
+            self._refusals.accept, self._remove, self._is_left,
         )  # fmt: skip
         self._runners = {name: self._runner(name) for name in config.running_sources}
         self.syncs = SyncRunner(store_url, self._spark, self._has_records)
@@ -260,14 +259,13 @@ class Runners:
         pending: Config | None = None
         while not self._stopping.is_set():
             try:
-                waits = self._ending or pending is not None or not self._noted.empty()
+                waits = self._ending or pending is not None or self._refusals.waiting
                 tick = _TICK_SECONDS if waits else _FOLLOW_SECONDS
                 pending = self._feed.wait(tick) or pending
                 if pending is not None:
                     self._take(pending)
                     pending = None
-                while not self._noted.empty():
-                    self._noted.get()(self._feed)
+                self._refusals.pass_on()
                 self._start_due()
             except PenstockError as error:
                 log.warning("the desired state could not be followed; trying again",
@@ -318,27 +316,6 @@ class Runners:
                     self._runners[name].start()
 
     # -- what runners call, in their threads
-
-    def _refuse(self, source: str, config: Config, error: PenstockError) -> None:
-        def note(feed: Following) -> None:
-            for kind, name in concerned(source, config, error):
-                self._refusals.setdefault(source, set()).add((kind, name))
-                feed.refused(kind, name, str(error))
-
-        self._note(note)
-
-    def _accept(self, source: str) -> None:
-        def note(feed: Following) -> None:
-            for kind, name in self._refusals.pop(source, ()):
-                feed.accepted(kind, name)
-
-        self._note(note)
-
-    def _note(self, note: Callable[[Following], None]) -> None:
-        """Have the thread that follows do something: the feed is for one thread."""
-        if self._feed is not None:
-            self._noted.put(note)
-            self._feed.wake()
 
     def _remove(self, source: str, config: Config) -> StoreError | None:
         return None if self._remover is None else self._remover.before_run(source, config)
