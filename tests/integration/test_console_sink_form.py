@@ -130,6 +130,7 @@ def test_a_consumer_is_made_and_changed_and_its_secrets_stay(shop: Shop, window:
     page.get_by_label("Tables").fill("public.orders")
     page.get_by_text("Limits").click()
     page.get_by_label("Most in flight").fill("7")
+    page.get_by_label("may be a private one").check()
     page.get_by_role("button", name="Save").click()
     page.get_by_text("The consumer is changed.").wait_for()
     with shop.store.connection() as connection:
@@ -138,7 +139,7 @@ def test_a_consumer_is_made_and_changed_and_its_secrets_stay(shop: Shop, window:
         ).fetchall()
     assert stored == {
         "type": "webhook", "stream": "events", "url": "https://user:pw@example.com/in",
-        "secrets": [secret], "deliver_policy": "new", "max_ack_pending": 7,
+        "secrets": [secret], "deliver_policy": "new", "max_ack_pending": 7, "allow_private": True,
         "filters": {"table": ["public.orders"], "action": ["insert"]},
     }  # fmt: skip
 

@@ -143,6 +143,13 @@ def test_tables_are_picked_and_their_old_values_explained(
     # From a whole schema to some tables: what is no longer captured is said before it is done.
     page.get_by_label("All of public.*").uncheck()
     page.get_by_label('Capture "Odd One"."T.x"').check()
+    # A table, and all of its schema: which of the two is meant is not guessed.
+    page.get_by_label('All of "Odd One".*').check()
+    window.allow(422)
+    press(page, "Capture these tables")
+    page.get_by_text("is one of").wait_for()
+    page.get_by_label('All of "Odd One".*').uncheck()
+    assert not page.get_by_label("All of public.*").is_checked()
     press(page, "Capture these tables")
     page.get_by_text("changes of public.* are no longer captured").wait_for()
     assert tables_of(shop, "shop") == []

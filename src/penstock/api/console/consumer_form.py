@@ -30,11 +30,13 @@ _TEXTS: Final = {
     "pull": (), "webhook": ("url", "target", "path"), "nats": ("url", "target", "subject"),
 }  # fmt: skip
 _FLAGS: Final = {
-    "pull": ("deletes",), "webhook": ("deletes", "batch"), "nats": ("deletes", "create_stream"),
+    "pull": ("deletes",), "webhook": ("deletes", "batch", "allow_private"),
+    "nats": ("deletes", "create_stream"),
 }  # fmt: skip
 _FIELDS: Final = (
     "name", "stream", "tables", "actions", "sql", "start", "start_at", "secret", "filters",
-    *_NUMBERS["webhook"], "url", "target", "path", "subject", "deletes", "batch", "create_stream",
+    *_NUMBERS["webhook"], "url", "target", "path", "subject", "deletes", "batch", "allow_private",
+    "create_stream",
 )  # fmt: skip
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 _AS_KEYS: Final = {"secrets": "secret", "deliver_policy": "start"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -141,6 +141,9 @@ async def pick(visit: Visit) -> Response:
         chosen = [each for each in form.many("table") if each in seen]
         picked = [each for each in old if each not in seen or each in chosen]
         picked += [each for each in chosen if each not in picked]
+        if twice := _twice(chosen):
+            form.problem = f"{twice[1]} is one of {twice[0]}: uncheck one of the two."
+            return await _tables(visit, 422, picked)
     if not picked:
         form.problem = "Pick one table at least."
         return await _tables(visit, 422)
@@ -210,7 +213,8 @@ async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
     )
 
 
-async def _tables(visit: Visit, status: int = 200) -> Response:
+async def _tables(visit: Visit, status: int = 200, picked: Sequence[str] | None = None) -> Response:
+    """Show the tables; those are checked that the source has, or that are picked in a form."""
     entity = await _entity(visit)
     found: list[dict[str, Any]] = []
     cursor, answer = None, None
@@ -221,7 +225,7 @@ async def _tables(visit: Visit, status: int = 200) -> Response:
             break
         found += answer.body["data"]
         cursor = answer.body["next"]
-    patterns = _patterns(entity["spec"])
+    patterns = _patterns(entity["spec"]) if picked is None else picked
     for table in found:
         table["schema"] = str(TablePattern(table["table_schema"], None))
     schemas = {table["schema"] for table in found}
@@ -246,6 +250,20 @@ async def _deletion(visit: Visit, status: int = 200) -> Response:
 
 async def _entity(visit: Visit) -> Any:
     return await visit.get(f"/v1/sources/{visit.part('name')}")
+
+
+def _twice(picked: Sequence[str]) -> tuple[str, str] | None:
+    """Return a schema's pattern, and a table of it, where both are picked."""
+    schemas = [each for each in picked if each.endswith(".*")]
+    return next(
+        (
+            (schema, each)
+            for each in picked
+            for schema in schemas
+            if each != schema and each.startswith(schema[:-1])
+        ),
+        None,
+    )
 
 
 def _patterns(spec: Spec) -> list[str]:
