@@ -65,7 +65,8 @@ def facts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_new_store_says_what_to_do_first(shop: Shop, window: Window) -> None:
-    page = window.login(shop.token)
+    window.login(shop.token)
+    page = window.open()
     for text in ("No source yet", "No sink yet", "No sync yet"):
         page.get_by_text(text).wait_for()
     assert page.get_by_role("row", name="events").count() == 2  # the stream, and its own consumer
@@ -76,7 +77,8 @@ def test_a_new_store_says_what_to_do_first(shop: Shop, window: Window) -> None:
 def test_what_is_wrong_stands_first_with_its_remedy(
     shop: Shop, window: Window, facts: dict[str, Any]
 ) -> None:
-    page = window.login(shop.token)
+    window.login(shop.token)
+    page = window.open()
     trouble = page.locator(".trouble")
     assert "Nothing listens at" in trouble.inner_text()
     assert trouble.locator(".copy code").inner_text() == "penstock target show orders"
@@ -97,7 +99,8 @@ def test_what_is_wrong_stands_first_with_its_remedy(
 def test_it_changes_by_itself_while_it_is_seen(
     shop: Shop, window: Window, facts: dict[str, Any]
 ) -> None:
-    page = window.login(shop.token)
+    window.login(shop.token)
+    page = window.open()
     facts["sinks"]["orders"]["delivered"] = 4321
     facts["problems"] = []
     page.get_by_role("cell", name="4,321").wait_for()
@@ -122,7 +125,8 @@ def test_it_changes_by_itself_while_it_is_seen(
 def test_all_its_live_parts_share_one_look(
     shop: Shop, window: Window, facts: dict[str, Any]
 ) -> None:
-    page = window.login(shop.token)
+    window.login(shop.token)
+    page = window.open()
     facts["sinks"]["orders"] |= {"delivered": 4321, "per_second": 77.7}
     answered: list[str] = []
 
@@ -143,7 +147,8 @@ def test_rows_link_to_the_pages_that_there_are(
     assert shop.client.put("/v1/credentials/live", json=live).status_code == 201
     sync = {"provider": "stripe", "collections": ["customers"], "credential": "live"}
     assert shop.client.put("/v1/syncs/billing", json=sync).status_code == 201
-    page = window.login(shop.token)
+    window.login(shop.token)
+    page = window.open()
     page.get_by_role("link", name="billing").click()
     page.wait_for_url("**/console/syncs/billing")
     page.get_by_role("heading", name="Sync billing").wait_for()
@@ -159,7 +164,8 @@ def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[s
     for i in range(10):
         facts["sinks"]["orders"]["delivered"] += 100
         history.note(facts, now - 100 + i * 5)
-    page = window.login(shop.token)
+    window.login(shop.token)
+    page = window.open()
     page.locator("[data-chart$=throughput][data-points]").wait_for()
     assert page.locator(".chart canvas").count() == 3
     body = page.evaluate("async () => (await fetch('/console/overview/chart/throughput')).json()")
@@ -179,7 +185,8 @@ def test_what_others_wrote_is_text(
         facts["problems"][0]["subject"] = f"sink {XSS}"
     else:
         facts["problems"][0] |= {"cause": XSS, "remedy": f"`penstock {XSS}`", "level": "failed"}
-    page = window.login(shop.token)
+    window.login(shop.token)
+    page = window.open()
     page.get_by_text("onerror=").first.wait_for()
     page.wait_for_timeout(2_500)  # a live look swaps it, too
     assert page.title() == "Overview · Penstock"

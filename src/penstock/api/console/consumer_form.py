@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.api.console.calls import Answer
+from penstock.api.console import entity_forms
 from penstock.api.console.consumers import PAGE
 from penstock.api.console.forms import Form
 from penstock.api.console.page import Visit
-from penstock.api.console.sink_form import refuse
 from penstock.api.console.sinks import Row, entity_of
 
 __all__ = ["PAGE"]
@@ -62,15 +61,15 @@ async def create(visit: Visit) -> Response:
     form, name = visit.form, visit.form["name"]
     if not name:
         form.errors["name"] = "A consumer has a name: letters, digits, _ and -."
-        return await _page(visit, 422)
+        return await _page(visit)
     spec = {"type": form["type"], "stream": form["stream"], **_keys(form, form["type"])}
     start = form["start"]
     if form["type"] == "nats" and start not in ("", "all", "new"):
         spec["start_at"] = start
     elif start not in ("", "all"):
         spec["deliver_policy"] = start
-    if not await _put(visit, name, spec, {"If-None-Match": "*"}):
-        return await _page(visit, 422 if form.errors or form.problem else 200)
+    if not await _save(visit, name, spec, {"If-None-Match": "*"}):
+        return await _page(visit)
     # A run makes those of type nats, within seconds.
     where = "consumers" if form["type"] == "nats" else f"consumers/{name}"
     return visit.redirect(where, done="created")
@@ -83,7 +82,7 @@ async def edit(visit: Visit) -> Response:
         visit.missing("Changing a consumer needs an admin's token.")
     entity = await _entity(visit)
     visit.form = _filled(entity)
-    return await _page(visit, entity=entity)
+    return await _page(visit, entity)
 
 
 @PAGE.post("/{name}/edit")
@@ -100,28 +99,15 @@ async def save(visit: Visit) -> Response:
     }
     if others:
         spec["filters"] = {**others, **spec.get("filters", {})}
-    if not await _put(visit, name, spec, {"If-Match": form["version"]}):
-        return await _page(visit, 422 if form.errors or form.problem else 200, entity=entity)
+    if not await _save(visit, name, spec, {"If-Match": form["version"]}):
+        return await _page(visit, entity)
     return visit.redirect("consumers" if type_ == "nats" else f"consumers/{name}", done="saved")
 
 
-async def _put(visit: Visit, name: str, spec: Row, headers: Mapping[str, str]) -> bool:
-    """Write a consumer; False where it was refused or only looked at, which is in the form then."""
-    form, dry = visit.form, visit.form["do"] != "save"
-    answer = await visit.api("PUT", f"/v1/consumers/{name}", {"dry_run": dry}, spec, headers)
-    if answer.ok:
-        visit.request.state.review = answer.body
-        return not dry
-    if answer.status == 412:
-        form.problem = (
-            f"There is a consumer {name!r} already: take another name."
-            if "If-None-Match" in headers
-            else "Somebody else has changed it meanwhile: open it anew. Nothing was saved."
-        )
-        return False
-    errors = [{"field": _field(key), "message": text} for key, text in answer.errors.items()]
-    refuse(form, Answer(answer.status, {"detail": answer.detail, "errors": errors}), _FIELDS)
-    return False
+async def _save(visit: Visit, name: str, spec: Row, headers: Mapping[str, str]) -> bool:
+    return await entity_forms.save(
+        visit, "consumer", name, spec, headers, fields=_FIELDS, field_of=_field
+    )
 
 
 def _field(key: str) -> str:
@@ -132,32 +118,27 @@ def _field(key: str) -> str:
         return {"table": "tables", "action": "actions", "collection_id": "collections"}.get(
             name, name
         )
-    return _AS_KEYS.get(first.partition("[")[0], key)
+    return _AS_KEYS.get(entity_forms.top(key), entity_forms.top(key))
 
 
-async def _page(visit: Visit, code: int = 200, entity: Row | None = None) -> Response:
+async def _page(visit: Visit, entity: Row | None = None) -> Response:
     form = visit.form
     spec = {} if entity is None else entity["spec"]
     stream, type_ = spec.get("stream") or form["stream"], spec.get("type") or form["type"] or "pull"
     sink = await entity_of(visit, stream)
     of = {} if sink is None else sink["spec"]
-    kind = "http" if type_ == "webhook" else "nats"
-    targets = [
-        (each["name"], each["name"])
-        for each in (await visit.all("/v1/targets") if type_ != "pull" else ())
-        if each["spec"]["type"] == kind
-    ]
+    kind = {"webhook": "http", "nats": "nats"}.get(type_)
+    targets = await entity_forms.targets(visit, kind) if kind else []
     collections = [
         (each["id"], f"{each['id']} ({sync['name']})")
         for sync in (await visit.all("/v1/syncs") if sink is None else ())
         for each in sync["collections"]
     ]
     return visit.render(
-        "consumers/form.html", code, entity=entity, stream=stream, type=type_, targets=targets,
+        "consumers/form.html", form.status, entity=entity, stream=stream, type=type_, targets=targets,
         collections=list(dict(collections).items()), actions=[(each, each) for each in _ACTIONS],
         source=of.get("source", ""), tables=" ".join(of.get("tables") or ()),
         rows=of.get("kind") == "rows", numbers=_NUMBERS[type_],
-        review=getattr(visit.request.state, "review", None),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ A secret that was typed is never sent back into a page: it is asked for again, o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from penstock.core.redact import redact_url
 
 BASTION: Final = ("bastion.host", "bastion.port", "bastion.user", "bastion.host_key")
 _URL: Final = "url"
+_NESTED: Final = re.compile(r"[.\[]")
 
 Spec = dict[str, Any]
 
@@ -83,6 +85,51 @@ def refuse(form: Form, answer: Answer, keys: Sequence[str]) -> int:
             else f"There is one with the name {form['name']!r} already."
         )
     return answer.status if answer.status in (409, 412) else 422
+
+
+async def save(
+    visit: Visit,
+    kind: str,
+    name: str,
+    spec: Spec,
+    headers: Mapping[str, str],
+    *,
+    fields: Sequence[str],
+    field_of: Callable[[str], str],
+) -> bool:
+    """Write an entity; False where it was refused or is only reviewed, which its form has then.
+
+    `field_of` returns the form's field, of `fields`, that a key of the spec comes from.
+    """
+    form, dry = visit.form, visit.form["do"] != "save"
+    answer = await visit.api("PUT", f"/v1/{kind}s/{name}", {"dry_run": dry}, spec, headers)
+    if answer.ok:
+        form.review = answer.body
+        return not dry
+    if answer.status == 412:
+        form.problem = (
+            f"There is a {kind} {name!r} already: take another name."
+            if "If-None-Match" in headers
+            else "Somebody else has changed it meanwhile: open it anew. Nothing was saved."
+        )
+        return False
+    errors = [{"field": field_of(key), "message": text} for key, text in answer.errors.items()]
+    form.refuse(Answer(answer.status, {"detail": answer.detail, "errors": errors}), *fields)
+    return False
+
+
+def top(key: str) -> str:
+    """Return the first part of a key of a spec, as of `tables[0]` or `transform.sql`."""
+    return _NESTED.split(key, maxsplit=1)[0]
+
+
+async def targets(visit: Visit, kind: str) -> list[tuple[str, str]]:
+    """Return the targets of a type, as the options of a field."""
+    return [
+        (each["name"], each["name"])
+        for each in await visit.all("/v1/targets")
+        if each["spec"]["type"] == kind
+    ]
 
 
 Show = Callable[..., Awaitable[Response]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -24,6 +24,8 @@ class Form:
         self.errors: dict[str, str] = {}
         self.problem = ""
         """What is wrong with the whole of it."""
+        self.review: Any = None
+        """What the API would do of it, where that was asked for."""
 
     def __getitem__(self, name: str) -> str:
         """Return a field's value without blanks around it, empty where it is not there."""
@@ -43,6 +45,11 @@ class Form:
     def filled(self, **values: str) -> Form:
         """Return a form with these values, where a thing is edited."""
         return Form({name: [value] for name, value in values.items()} | self._fields)
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the page that shows it."""
+        return 422 if self.errors or self.problem else 200
 
     def confirms(self, name: object) -> bool:
         """Return whether the name of what is destroyed was typed; if not, say so beside the field."""

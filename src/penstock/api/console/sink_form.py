@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.api.console.calls import Answer
+from penstock.api.console import entity_forms
 from penstock.api.console.forms import Form
 from penstock.api.console.page import Visit
 from penstock.api.console.sinks import PAGE, Row, entity_of
@@ -52,10 +51,9 @@ async def create(visit: Visit) -> Response:
     name = form["name"]
     if not name:
         form.errors["name"] = "A sink has a name: letters, digits, _ and -."
-        return await _page(visit, 422)
-    answer = await _put(visit, name, spec_of(form), {"If-None-Match": "*"})
-    if answer is None:
-        return await _page(visit, 422 if form.errors or form.problem else 200)
+        return await _page(visit)
+    if not await _save(visit, name, spec_of(form), {"If-None-Match": "*"}):
+        return await _page(visit)
     if form["to"] == "webhook":
         return visit.redirect(f"consumers/form/new?stream={name}&type=webhook")
     return visit.redirect(f"sinks/{name}", done="created")
@@ -68,7 +66,7 @@ async def edit(visit: Visit) -> Response:
         visit.missing("Changing a sink needs an admin's token.")
     entity = await _entity(visit)
     visit.form = _filled(entity)
-    return await _page(visit, entity=entity)
+    return await _page(visit, entity)
 
 
 @PAGE.post("/{name}/edit")
@@ -78,33 +76,19 @@ async def save(visit: Visit) -> Response:
     entity = await _entity(visit)
     kept = {key: value for key, value in entity["spec"].items() if key not in _MANAGED}
     spec = kept | spec_of(form, entity["spec"])
-    answer = await _put(visit, name, spec, {"If-Match": form["version"]})
-    if answer is None:
-        return await _page(visit, 422 if form.errors or form.problem else 200, entity=entity)
+    if not await _save(visit, name, spec, {"If-Match": form["version"]}):
+        return await _page(visit, entity)
     return visit.redirect(f"sinks/{name}", done="saved")
 
 
-async def _put(visit: Visit, name: str, spec: Row, headers: Mapping[str, str]) -> Answer | None:
-    """Write a sink; None where it was refused or only looked at, which is in the form then."""
-    form, dry = visit.form, visit.form["do"] != "save"
-    answer = await visit.api("PUT", f"/v1/sinks/{name}", {"dry_run": dry}, spec, headers)
-    if answer.ok and not dry:
-        return answer
-    if answer.ok:
-        visit.request.state.review = answer.body
-    elif answer.status == 412:
-        form.problem = (
-            f"There is a sink {name!r} already: take another name."
-            if "If-None-Match" in headers
-            else "Somebody else has changed it meanwhile: open it anew. Nothing was saved."
-        )
-    else:
-        refuse(form, answer, _FIELDS)
-    return None
+async def _save(visit: Visit, name: str, spec: Row, headers: Mapping[str, str]) -> bool:
+    return await entity_forms.save(
+        visit, "sink", name, spec, headers, fields=_FIELDS, field_of=entity_forms.top
+    )
 
 
-async def _page(visit: Visit, code: int = 200, entity: Row | None = None) -> Response:
-    form = visit.form
+async def _page(visit: Visit, entity: Row | None = None) -> Response:
+    form, code = visit.form, visit.form.status
     source = form["source"] if entity is None else entity["spec"]["source"]
     tables, away = await tables_of(visit, source)
     known = {each["name"] for each in tables}
@@ -117,17 +101,12 @@ async def _page(visit: Visit, code: int = 200, entity: Row | None = None) -> Res
         for each in await visit.all("/v1/sinks")
         if _has_messages_as_captured(each["spec"], source)
     ]
-    targets = [
-        (each["name"], each["name"])
-        for each in await visit.all("/v1/targets")
-        if each["spec"]["type"] == "nats"
-    ]
     return visit.render(
         "sinks/form.html", code, entity=entity, source=source, tables=tables, away=away,
         names=[(each["name"], each["name"]) for each in tables], chosen=chosen, streams=streams,
-        targets=targets, actions=[(each, each) for each in _ACTIONS],
+        targets=await entity_forms.targets(visit, "nats"),
+        actions=[(each, each) for each in _ACTIONS],
         to=form["to"] if entity is None else entity["spec"]["type"],
-        review=getattr(visit.request.state, "review", None),
     )  # fmt: skip
 
 
@@ -151,15 +130,6 @@ async def _sources(visit: Visit) -> list[Row]:
 async def _entity(visit: Visit) -> Row:
     name = visit.part("name")
     return await entity_of(visit, name) or visit.missing(f"There is no sink {name!r}.")
-
-
-def refuse(form: Form, answer: Answer, fields: Sequence[str]) -> None:
-    """Put a problem's errors beside the fields that their keys belong to."""
-    errors = [
-        {"field": re.split(r"[.\[]", field)[0], "message": text}
-        for field, text in answer.errors.items()
-    ]
-    form.refuse(Answer(answer.status, {"detail": answer.detail, "errors": errors}), *fields)
 
 
 def spec_of(form: Form, old: Mapping[str, Any] | None = None) -> Row:
