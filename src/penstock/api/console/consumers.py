@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from starlette.responses import Response
 
@@ -93,9 +93,11 @@ async def rewind(visit: Visit) -> Response:
 
 async def _page(visit: Visit, code: int = 200) -> Response:
     name = visit.part("name")
-    body = await _body(visit)
+    body, entity = await _served(visit), await entity_of(visit, name, "consumers")
+    if body is None and entity is not None and entity["refusal"] is None:
+        return visit.render("consumers/waiting.html", name=name, stream=entity["spec"]["stream"])
+    body = body or _not_served(visit, entity)
     status = await visit.get("/v1/status")
-    entity = await entity_of(visit, name, "consumers")
     held: list[Row] = []
     letters: list[Row] = []
     path = _path(body)
@@ -123,22 +125,30 @@ async def _page(visit: Visit, code: int = 200) -> Response:
 
 async def _body(visit: Visit) -> Row:
     """Return a consumer of either kind as the API has it."""
-    name = visit.part("name")
+    found = await _served(visit)
+    return found or _not_served(visit, await entity_of(visit, visit.part("name"), "consumers"))
+
+
+async def _served(visit: Visit) -> Row | None:
     for section in ("http-consumers", "nats-consumers"):
-        answer = await visit.api("GET", f"/v1/{section}/{name}")
+        answer = await visit.api("GET", f"/v1/{section}/{visit.part('name')}")
         if answer.ok:
             found: Row = answer.body
             return found
         if answer.status != 404:
             visit.fail(answer)
-    entity = await entity_of(visit, name, "consumers")
+    return None
+
+
+def _not_served(visit: Visit, entity: Row | None) -> NoReturn:
+    name = visit.part("name")
     if entity is not None:
         why = entity["refusal"]
         visit.missing(
             f"Consumer {name!r} is not served yet"
             + (": a run makes it." if why is None else f": {why['reason']}")
         )
-    return visit.missing(f"There is no consumer {name!r}.")
+    visit.missing(f"There is no consumer {name!r}.")
 
 
 def _path(body: Row) -> str:
