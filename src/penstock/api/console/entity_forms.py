@@ -158,14 +158,20 @@ def add_deletion(page: Page, show: Show) -> None:
     page.post("/{name}/delete")(delete)
 
 
-def add_host_key(page: Page, kind: str, show: Show) -> None:
-    """Add the form that asks a bastion for its host key, and the one that trusts what it has shown.
+def add_connection(page: Page, show: Show) -> None:
+    """Add the form that tests an entity's connection, and those of its bastion's host key.
 
-    `show(visit, status, shown=...)` renders the page of the entity.
+    Of these one asks the bastion for it, the other trusts what it has shown.
+
+    `show(visit, status, tested=..., shown=...)` renders the page of the entity.
     """
 
+    async def test(visit: Visit) -> Response:
+        tested = await visit.api("POST", f"/v1/{page.name}/{visit.part('name')}/test")
+        return await show(visit, 200, tested=tested)
+
     async def host_key(visit: Visit) -> Response:
-        path = f"/v1/{kind}s/{visit.part('name')}/bastion/host-key"
+        path = f"/v1/{page.name}/{visit.part('name')}/bastion/host-key"
         form = visit.form
         if form["host_key"]:
             body = {"host_key": form["host_key"], "replace": "replace" in form}
@@ -179,6 +185,7 @@ def add_host_key(page: Page, kind: str, show: Show) -> None:
         form.problem = answer.detail
         return await show(visit, answer.status)
 
+    page.post("/{name}/test")(test)
     page.post("/{name}/host-key")(host_key)
 
 

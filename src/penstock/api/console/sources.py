@@ -80,13 +80,6 @@ async def show(visit: Visit) -> Response:
     return await _source(visit)
 
 
-@PAGE.post("/{name}/test")
-async def test(visit: Visit) -> Response:
-    """Test a source's connection, and show what came of it."""
-    tested = await visit.api("POST", f"/v1/sources/{visit.part('name')}/test")
-    return await _source(visit, tested=tested)
-
-
 @PAGE.get("/{name}/edit")
 async def edit(visit: Visit) -> Response:
     """Show the form of a source's connection."""
@@ -288,4 +281,4 @@ def _mendable(finding: dict[str, Any]) -> dict[str, Any]:
 
 
 entity_forms.add_deletion(PAGE, _deletion)
-entity_forms.add_host_key(PAGE, "source", _source)
+entity_forms.add_connection(PAGE, _source)

@@ -79,9 +79,7 @@ async def ask(visit: Visit) -> Response:
 async def resume(visit: Visit) -> Response:
     """Let a sync go on; where that lets it delete records, its name must be typed."""
     sync = await _sync(visit)
-    if sync["asks"] and visit.form["confirm"] != sync["name"]:
-        if "confirm" in visit.form:
-            visit.form.errors["confirm"] = f"This is not {sync['name']}."
+    if sync["asks"] and not ("confirm" in visit.form and visit.form.confirms(sync["name"])):
         return visit.render("syncs/agree.html", 422, sync=sync)
     return await _ask(visit, "resume")
 

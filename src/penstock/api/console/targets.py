@@ -72,13 +72,6 @@ async def show(visit: Visit) -> Response:
     return await _target(visit)
 
 
-@PAGE.post("/{name}/test")
-async def test(visit: Visit) -> Response:
-    """Test a target's connection, and show what came of it."""
-    tested = await visit.api("POST", f"/v1/targets/{visit.part('name')}/test")
-    return await _target(visit, tested=tested)
-
-
 @PAGE.get("/{name}/edit")
 async def edit(visit: Visit) -> Response:
     """Show a target's form."""
@@ -176,4 +169,4 @@ def _spec(visit: Visit, kind: str, old: Spec) -> Spec:
 
 
 entity_forms.add_deletion(PAGE, _deletion)
-entity_forms.add_host_key(PAGE, "target", _target)
+entity_forms.add_connection(PAGE, _target)
