@@ -3,7 +3,7 @@
 
 (() => {
   const DASHES = [[], [6, 4], [2, 3]];
-  const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
+  const clock = (at) => (at === undefined ? "–" : new Date(at * 1000).toISOString().slice(11, 19));
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function options(place, series) {
@@ -11,17 +11,19 @@
     const line = css("--line");
     const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui" };
     const strokes = [css("--accent"), css("--degraded"), css("--starting")];
+    const minutes = [1, 2, 5, 10, 15, 30, 60].map((each) => each * 60); // a label of an axis names no second
+    const known = (chart, i, at, value) => (at == null ? chart.data[i].at(-1) : value); // the newest, where none is pointed at
     const text = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 }));
     return {
       width: place.clientWidth, height: 170,
       cursor: { points: { size: 6 } },
       scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at).slice(0, 5)) }, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
+      axes: [{ ...axis, incrs: minutes, values: (_, ticks) => ticks.map((at) => clock(at).slice(0, 5)) }, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
       series: [
-        { label: "UTC", value: (_, at) => (at === null ? "" : clock(at)) },
+        { label: "UTC", value: (chart, value, i, at) => clock(known(chart, i, at, value)) },
         ...series.map((each, i) => ({
           label: each.name, stroke: strokes[i % strokes.length], dash: DASHES[i % DASHES.length], width: 1.75,
-          points: { show: false }, value: (_, value) => `${text(value)} ${each.unit}`,
+          points: { show: false }, value: (chart, value, i, at) => `${text(known(chart, i, at, value))} ${each.unit}`,
         })),
       ],
     };
