@@ -40,7 +40,7 @@ _VIOLATIONS: Final = """async () => {
 }"""
 _MS: Final = 30_000
 # What makes pages differ from run to run, and needs no sandbox of its own under root.
-_ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb")
+ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb")
 
 
 def chromium() -> str | None:
@@ -118,7 +118,7 @@ def chromium_browser() -> Iterator[Browser]:
     if path is None:
         pytest.skip(MISSING)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=_ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
         browser.close()
 
