@@ -17,6 +17,8 @@ CREATE TABLE orders (
     placed_at timestamptz NOT NULL DEFAULT now(),
     version integer NOT NULL
 );
+-- So that messages have in `changes` what an order was before.
+ALTER TABLE orders REPLICA IDENTITY FULL;
 
 CREATE TABLE payments (
     id bigint PRIMARY KEY,
