@@ -13,12 +13,15 @@
     const strokes = [css("--accent"), css("--degraded"), css("--starting")];
     const minutes = [1, 2, 5, 10, 15, 30, 60].map((each) => each * 60); // a label of an axis names no second
     const known = (chart, i, at, value) => (at == null ? chart.data[i].at(-1) : value); // the newest, where none is pointed at
-    const text = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 }));
+    const text = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: value < 1 ? 3 : 1 }));
     return {
       width: place.clientWidth, height: 170,
       cursor: { points: { size: 6 } },
       scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
-      axes: [{ ...axis, incrs: minutes, values: (_, ticks) => ticks.map((at) => clock(at).slice(0, 5)) }, { ...axis, size: 60, values: (_, ticks) => ticks.map(text) }],
+      axes: [
+        { ...axis, incrs: minutes, values: (chart, ticks) => ticks.map((at) => (at > chart.scales.x.max ? "" : clock(at).slice(0, 5))) },
+        { ...axis, size: 60, values: (_, ticks) => ticks.map((value) => value.toLocaleString("en", { notation: "compact" })) },
+      ],
       series: [
         { label: "UTC", value: (chart, value, i, at) => clock(known(chart, i, at, value)) },
         ...series.map((each, i) => ({
