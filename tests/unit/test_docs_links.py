@@ -22,3 +22,15 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
             assert (page.parent / to).exists(), f"{link[0]}: there is no {to}"
         if link[0].startswith("!"):
             assert link["text"], f"{to} needs a text for those who can't see it"
+
+
+def test_each_picture_is_shown_by_a_page() -> None:
+    shown = {
+        (page.parent / link["to"]).resolve()
+        for page in PAGES
+        for link in LINK.finditer(page.read_text(encoding="utf-8"))
+    }
+    pictures = set((ROOT / "docs" / "images").iterdir())
+    assert pictures
+    assert pictures <= shown
+    assert all(picture.stat().st_size < 150_000 for picture in pictures)
