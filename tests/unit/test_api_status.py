@@ -57,7 +57,8 @@ def test_a_slow_look_holds_up_no_request_that_has_one_before(
         assert (await found.read())["number"] == 1
         clock.now += 2
         looks.go.clear()
-        assert (await found.read())["number"] == 1  # the second look is under way
+        async with asyncio.timeout(10):
+            assert (await found.read())["number"] == 1  # the second look is under way
         clock.now += 10
         old = asyncio.create_task(found.read())  # the first one is too old by now: it waits
         await asyncio.sleep(0.05)
