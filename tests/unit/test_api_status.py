@@ -70,6 +70,27 @@ def test_a_slow_look_holds_up_no_request_that_has_one_before(
     asyncio.run(work())
 
 
+def test_a_first_look_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(status, "time", clock)
+    looks: list[float] = []
+
+    async def look() -> dict[str, Any]:
+        looks.append(clock.now)
+        clock.now += 5
+        return EMPTY
+
+    async def work() -> None:
+        found = Status(look, always=False)
+        for later in (0, 11, 290, 15):
+            clock.now += later
+            await found.read()
+        # The first one is kept for 15 s from its beginning, the second for sixty times what it took.
+        assert looks == [100, 116, 426]
+
+    asyncio.run(work())
+
+
 def test_a_look_that_fails_is_made_again() -> None:
     async def look() -> dict[str, Any]:
         if failing:

@@ -28,6 +28,8 @@ _SHARE: Final = 60  # a look takes at most a sixtieth of the time
 _SHORTEST: Final = 1.0
 _PATIENCE: Final = 0.1
 """Seconds that a request waits for a new look while the last one is not old."""
+_GRACE: Final = 15.0
+"""Seconds after its time for which a look is returned while the next one is under way."""
 _GAUGES: Final = ("lag_messages", "lag_seconds", "waiting_seconds")
 _COUNTERS: Final = ("captured", "delivered")
 
@@ -86,8 +88,8 @@ class History:
 class Status:
     """The status that `look` returns, kept for a moment, and its history.
 
-    A look at thousands of consumers takes seconds. Meanwhile the last one is returned, unless that is
-    twice as old as one may be before another is made.
+    A look at thousands of consumers takes seconds: meanwhile the last one is returned. The first look
+    takes longer than those behind it, which leave out consumers at rest: it is not kept for long.
 
     `always` is whether it is sampled between requests, too.
     """
@@ -108,14 +110,16 @@ class Status:
             return known
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._renew())
-        looking, recent = self._looking, now < self._until + self._kept
+        looking, recent = self._looking, now < self._until + min(self._kept, _GRACE)
         await asyncio.wait([looking], timeout=_PATIENCE if recent else None)
         return looking.result() if known is None or looking.done() else known
 
     async def _renew(self) -> dict[str, Any]:
-        began = time.monotonic()
+        began, first = time.monotonic(), self._known is None
         found = self._known = await self._look()
         self._kept = max(_SHORTEST, _SHARE * (time.monotonic() - began))
+        if first:
+            self._kept = min(self._kept, _GRACE)
         self._until = began + self._kept
         last = self.history.at[-1] if self.history.at else 0.0
         if time.time() - last >= PERIOD * 0.9:
