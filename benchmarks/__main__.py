@@ -24,6 +24,8 @@ from benchmarks import (
     usage,
 )
 from benchmarks.configuration import benchmark as configuration
+from benchmarks.console import bed as console_bed
+from benchmarks.console import benchmark as console
 from benchmarks.outbox import benchmark as outbox
 from benchmarks.outbox import relay
 from benchmarks.streams import benchmark as streams
@@ -37,7 +39,7 @@ RATES = (100, 1000, 10_000)
 LATENCY_S, CONSUME_S = 15.0, 5.0
 BESIDE_PEERS = ("drain", "latency", "resources")
 RIGGED = (*BESIDE_PEERS, "transforms", "backfill", "outbox")
-UNRIGGED = ("consume", "configuration", "syncs")
+UNRIGGED = ("consume", "configuration", "syncs", "console")
 PARTS = {
     "consume": streams.PARTS, "outbox": outbox.PARTS, "configuration": configuration.PARTS,
     "syncs": syncs.PARTS,
@@ -101,6 +103,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", default=_joined(matrix.BATCHES), help="of consume's matrix")
     parser.add_argument("--workers", default=_joined(matrix.WORKERS), help="of consume's matrix")
     parser.add_argument("--messages", type=int, default=1_000_000, help="of consume's backlog")
+    of_console = console_bed.Scale()
+    parser.add_argument(
+        "--console-messages", type=int, default=of_console.messages,
+        help="of console's large stream; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sinks", type=int, default=of_console.sinks, help="of console; default %(default)s"
+    )
+    parser.add_argument(
+        "--consumers", type=int, default=of_console.consumers,
+        help="of console; default %(default)s",
+    )  # fmt: skip
     parser.add_argument(
         "--held-seconds", type=float, default=300, help="that consume holds a snapshot for"
     )
@@ -158,6 +172,7 @@ def main() -> int:
         "outbox": [*RELAYS],
         "configuration": [],
         "syncs": [],
+        "console": [],
         "all": [*known, *crew.SIDES],
     }.get(options.what, [*known])
     wanted = named("--only", options.only, choices)
@@ -207,7 +222,14 @@ def main() -> int:
     of_syncs = syncs.Scale(
         options.records, options.syncs, change_s=options.seconds or syncs.CHANGE_S
     )
+    of_console = console_bed.Scale(
+        options.sinks, options.consumers, options.console_messages, max(10 * options.rounds, 1)
+    )
     if options.quick:
+        of_console = console_bed.Scale(
+            min(options.sinks, 10), min(options.consumers, 200),
+            min(options.console_messages, 100_000), 5,
+        )  # fmt: skip
         scale = dataclasses.replace(
             scale, rows=min(options.rows, 100_000), rounds=1, seconds=5.0, idle_s=5.0,
             long_rows=300_000, backfill_rows=min(options.backfill_rows, 200_000),
@@ -233,6 +255,8 @@ def main() -> int:
         parts += configuration.measure(run, parts_of("configuration"), scale.seconds, scale.idle_s)
     if options.what in ("syncs", "all"):
         parts += syncs.measure(run, parts_of("syncs"), of_syncs)
+    if options.what in ("console", "all"):
+        parts += console.measure(run, of_console, scale.idle_s)
     parts.append(report.strangers(strangers.percent()))
     parts.append(report.failures(failures))
     text = "# Benchmarks\n\n" + "\n".join(part for part in parts if part)

@@ -67,6 +67,11 @@ class Bed:
         stream = self.store.register_stream(
             name, self.store.register_source(name, "bench"), "changes", None
         )
+        self.fill(stream, messages, groups)
+        return stream
+
+    def fill(self, stream: StreamRecord, messages: int, groups: int) -> None:
+        """Write so many messages to an empty stream."""
         start = time.monotonic()
         with self.connect() as connection, writer_of(self, stream) as writer:
             connection.execute("CHECKPOINT")
@@ -77,7 +82,6 @@ class Bed:
                 connection.execute(vacuum.format(table=segment_table(segment)))
                 run_once(self.store)  # closes the segment where it is large enough
         say(f"stream of {messages:,} messages in {time.monotonic() - start:.0f} s")
-        return stream
 
     def consumers(self, stream: StreamRecord, count: int = 1) -> list[str]:
         """Make consumers that have the whole stream before them."""

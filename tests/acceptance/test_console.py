@@ -60,6 +60,7 @@ def test_from_a_database_to_a_lag_of_zero(
         stack.callback(context.close)
         window = Window(context, pipeline.listen)
         # Log in, connect the database, and pick a table.
+        window.page.set_default_timeout(_MS)
         page = window.open("login")
         page.get_by_label("Token").fill(token)
         page.get_by_role("button", name="Log in").click()
@@ -95,6 +96,7 @@ def test_from_a_database_to_a_lag_of_zero(
         page.get_by_label("Deliveries until it is a dead letter").fill("1")
         page.get_by_role("button", name="Make the consumer").click()
         page.get_by_text("The consumer is made.").wait_for()
+        page.locator("#state .facts").wait_for()  # its page waits until a run serves it
         pipeline.wait_ready()
 
         # Its messages, as they come.

@@ -110,6 +110,24 @@ def test_a_search_ends_in_time_and_goes_on(shop: Shop, monkeypatch: pytest.Monke
         assert rounds >= 6
 
 
+def test_a_search_reads_no_more_than_there_is_time_for(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(shop.store, shop.stream, [inserted(n, amount=f"{n}") for n in range(60)])
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += 0.3
+            return self.now
+
+    for name, value in (("_WINDOW", 10), ("_SECONDS", 1.0), ("time", Clock())):
+        monkeypatch.setattr(browse, name, value)
+    # The first window takes 0.3 of the 1.0 seconds, and 0.4 are left: not enough for twice as many.
+    assert page(shop, filter="record.amount < 0", limit=3)["looked_at"] == 10 + 13
+
+
 def test_a_condition_that_takes_too_long_is_refused_and_others_go_on(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,8 @@ def test_changes_are_versioned_audited_and_masked(store: Store) -> None:
     assert (orders.version, orders.managed_by) == (2, "file")
     assert orders.id == first.entities["sink", "orders"].id
     assert second.entities["source", "shop"].version == 1
+    few = state.read(["sink", "target"])
+    assert (few.version, [*few.entities]) == (2, [("sink", "orders")])
     with pytest.raises(StateMoved, match="sink orders"):
         state.write([update], by="cy", door="api", expected={("sink", "orders"): 1})
     with pytest.raises(StateMoved, match="source shop"):

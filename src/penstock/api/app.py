@@ -112,6 +112,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         sampling.cancel()
         stop.set()
         await asyncio.gather(*tasks, sampling, return_exceptions=True)
+        await app.status.close()
     finally:
         app.console.close()
         app.context.close()

@@ -26,6 +26,10 @@ SAMPLES: Final = 720
 """An hour of them."""
 _SHARE: Final = 60  # a look takes at most a sixtieth of the time
 _SHORTEST: Final = 1.0
+_PATIENCE: Final = 0.1
+"""Seconds that a request waits for a new look while the last one is not old."""
+_GRACE: Final = 15.0
+"""Seconds after its time for which a look is returned while the next one is under way."""
 _GAUGES: Final = ("lag_messages", "lag_seconds", "waiting_seconds")
 _COUNTERS: Final = ("captured", "delivered")
 
@@ -84,6 +88,9 @@ class History:
 class Status:
     """The status that `look` returns, kept for a moment, and its history.
 
+    A look at thousands of consumers takes seconds: meanwhile the last one is returned. The first look
+    takes longer than those behind it, which leave out consumers at rest: it is not kept for long.
+
     `always` is whether it is sampled between requests, too.
     """
 
@@ -92,21 +99,38 @@ class Status:
         self._always = always
         self._known: dict[str, Any] | None = None
         self._until = 0.0
-        self._lock = asyncio.Lock()
+        self._kept = 0.0
+        self._looking: asyncio.Task[dict[str, Any]] | None = None
         self.history = History()
 
     async def read(self) -> dict[str, Any]:
         """Return it, a moment old at most; many requests at once cost one look."""
-        async with self._lock:
-            began = time.monotonic()
-            if self._known is None or began >= self._until:
-                self._known = await self._look()
-                took = time.monotonic() - began
-                self._until = began + max(_SHORTEST, _SHARE * took)
-                last = self.history.at[-1] if self.history.at else 0.0
-                if time.time() - last >= PERIOD * 0.9:
-                    self.history.note(self._known, time.time())
-            return self._known
+        now, known = time.monotonic(), self._known
+        if known is not None and now < self._until:
+            return known
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._renew())
+        looking, recent = self._looking, now < self._until + min(self._kept, _GRACE)
+        await asyncio.wait([looking], timeout=_PATIENCE if recent else None)
+        return looking.result() if known is None or looking.done() else known
+
+    async def _renew(self) -> dict[str, Any]:
+        began, first = time.monotonic(), self._known is None
+        found = self._known = await self._look()
+        self._kept = max(_SHORTEST, _SHARE * (time.monotonic() - began))
+        if first:
+            self._kept = min(self._kept, _GRACE)
+        self._until = began + self._kept
+        last = self.history.at[-1] if self.history.at else 0.0
+        if time.time() - last >= PERIOD * 0.9:
+            self.history.note(found, time.time())
+        return found
+
+    async def close(self) -> None:
+        """End the look that is under way."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
 
     async def run(self) -> None:
         """Sample until it is cancelled."""

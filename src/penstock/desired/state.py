@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -71,10 +71,10 @@ class DesiredState:
         with self._store.connection() as connection:
             return int(_one(connection, _SQL["version"]))
 
-    def read(self) -> Snapshot:
-        """Return the whole state."""
+    def read(self, kinds: Collection[str] | None = None) -> Snapshot:
+        """Return the whole state, or its entities of these kinds."""
         with self._store.connection() as connection:
-            return read(connection)
+            return read(connection, kinds)
 
     def write(
         self,
@@ -177,9 +177,10 @@ def new_process(connection: psycopg.Connection[Any]) -> int:
     return int(_one(connection, _SQL["new_process"], [LOCK_PROCESS]))
 
 
-def read(connection: psycopg.Connection[Any]) -> Snapshot:
-    """Return the whole state over a connection; raises what psycopg does."""
-    rows = connection.execute(_SQL["read"]).fetchall()
+def read(connection: psycopg.Connection[Any], kinds: Collection[str] | None = None) -> Snapshot:
+    """Return the state over a connection, as `State.read`; raises what psycopg does."""
+    values = {"kinds": None if kinds is None else list(kinds)}
+    rows = connection.execute(_SQL["read"], values).fetchall()
     entities = [Entity(*row[1:]) for row in rows if row[1] is not None]
     return Snapshot(rows[0][0] if rows else 0, {entity.key: entity for entity in entities})
 

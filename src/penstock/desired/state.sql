@@ -1,9 +1,10 @@
 -- The desired state's queries.
 
 -- name: read
--- One statement, so that version and entities belong together.
+-- One statement, so that version and entities belong together. %(kinds)s: those kinds alone, or null.
 SELECT s.version, e.kind, e.name, e.id, e.spec, e.version, e.managed_by, e.changed_at
-FROM penstock.state s LEFT JOIN penstock.entities e ON true
+FROM penstock.state s
+LEFT JOIN penstock.entities e ON %(kinds)s::text[] IS NULL OR e.kind = ANY (%(kinds)s)
 
 -- name: version
 SELECT version FROM penstock.state

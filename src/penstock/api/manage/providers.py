@@ -101,7 +101,7 @@ def add(api: APIRouter, context: Context) -> None:
 
 
 def _own(context: Context) -> Mapping[str, ProviderSettings]:
-    specs = {key: spec for key, spec in context.state.read().specs.items() if key[0] == "provider"}
+    specs = context.state.read(["provider"]).specs
     return validated(specs, os.environ)[0].providers
 
 

@@ -35,10 +35,8 @@ async def config_of(context: Context) -> tuple[Config, Mapping[Key, str]]:
 
 async def pipelines_of(context: Context) -> Config:
     """Return what can be used of the same, without consumers."""
-    snapshot = await context.run(context.state.read)
-    entities = {key: each for key, each in snapshot.entities.items() if key[0] != "consumer"}
-    few = Snapshot(snapshot.version, entities)
-    return (await context.run(_usable, few, context.store))[0]
+    snapshot = await context.run(context.state.read, SECTIONS.keys() - {"consumer"})
+    return (await context.run(_usable, snapshot, context.store))[0]
 
 
 def _usable(snapshot: Snapshot, store: Store) -> tuple[Config, Mapping[Key, str]]:

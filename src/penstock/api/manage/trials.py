@@ -143,7 +143,7 @@ def add(api: APIRouter, context: Context, tools: Tools) -> None:
 def _config(context: Context, name: str, spec: Spec) -> Config:
     """Return the configuration of the desired state with a sink as it is given; raises `Problem`."""
     key: Key = "sink", name
-    snapshot = context.state.read()
+    snapshot = context.state.read(["source", "target", "sink"])
     old = snapshot.entities.get(key)
     kinds = ("source", "target")
     specs: dict[Key, Spec] = {k: each for k, each in snapshot.specs.items() if k[0] in kinds}

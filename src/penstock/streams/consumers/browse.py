@@ -173,6 +173,7 @@ class _Walk:
         for segment in reversed(view.segments) if down else view.segments:
             begin, last = max(low, segment.after), min(high, segment.through, view.head)
             while begin < last:
+                began = time.monotonic()
                 window = await self._window(segment, begin, last, rows)
                 looked_at += len(window)
                 wrong = [text for *_, text in window if text]
@@ -186,13 +187,16 @@ class _Walk:
                 if len(window) < rows:
                     break
                 lsn, idx, _ = window[-1]
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > deadline:
                     return SearchPage(found, (lsn, idx), looked_at, failures, failure)
                 if down:
                     last = (lsn, idx - 1)
                 else:
                     begin = (lsn, idx)
-                rows = min(rows * 2, _WINDOWS)
+                # What the time that is left is enough for, at the pace of this window.
+                left = int(rows * (deadline - now) / max(now - began, 1e-6))
+                rows = min(rows * 2, _WINDOWS, max(left, _WINDOW))
         return SearchPage(found, None, looked_at, failures, failure)
 
     async def _window(

@@ -53,7 +53,8 @@ async def history(
     With a `name`, where each stands with that consumer alone. `of` is the stream's name or UUID.
     """
     stream = (await consumers.own(of)).info.stream
-    of_stream = [info for info in await consumers.list() if info.stream == stream]
+    of_stream = [info for info in await consumers.known() if info.stream == stream]
+    of_stream.sort(key=lambda info: info.name)
     asked = [info for info in of_stream if info.name == name] if name else of_stream[:CONSUMERS]
     some = asyncio.Semaphore(_AT_ONCE)
 

@@ -1,0 +1,1 @@
+"""Benchmark of the console over a store with many sinks, consumers and messages."""

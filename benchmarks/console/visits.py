@@ -1,0 +1,240 @@
+"""What a browser does at the console: logs in, asks for pages, and leaves the overview open."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import quote, urlencode, urlsplit
+
+from benchmarks import usage
+from benchmarks.configuration.bed import Bed
+from benchmarks.console.bed import Scale
+from benchmarks.contenders import ContenderError, Running
+from benchmarks.rig import say
+from benchmarks.streams.bed import position
+
+_CSRF = re.compile(rb'name="csrf" value="([^"]+)"')
+_LIVE = re.compile(rb'data-live="(\d+)"')
+_CHART = re.compile(rb'data-chart="([^"]+)" data-every="(\d+)"')
+_SHARE = 60  # console.js: a look takes at most a sixtieth of the time
+_OVERVIEW = "/console/overview"
+_LIVE_LOOK = {"HX-Request": "true"}
+
+
+@dataclass(slots=True)
+class Asked:
+    """How long a page took each time, in ms, and how large it was at last."""
+
+    first_ms: float
+    times: list[float] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def p50_ms(self) -> float:
+        """The median."""
+        return statistics.median(self.times)
+
+    @property
+    def p95_ms(self) -> float:
+        """The time that 95 % of them did not exceed."""
+        return sorted(self.times)[max(-(-95 * len(self.times) // 100) - 1, 0)]
+
+    @property
+    def max_ms(self) -> float:
+        """The longest."""
+        return max(self.times)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What is used in % of a core without an open overview, and with one, and how often it looked."""
+
+    idle: tuple[float, float]
+    """Of the API's process, and of the store's Postgres."""
+    live: tuple[float, float]
+    looks: int
+    charts: int
+
+
+class Browser:
+    """One connection with a cookie; a context manager. Every call raises `ContenderError`."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+        self._cookie = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def log_in(self, token: str) -> None:
+        """Log in with a token, by the form."""
+        found = _CSRF.search(self.get("/console/login"))
+        if found is None:
+            raise ContenderError("the form of the login has no CSRF token")
+        form = {"csrf": found[1].decode(), "token": token, "next": _OVERVIEW}
+        self._ask("POST", "/console/login", urlencode(form).encode(), {
+            "Content-Type": "application/x-www-form-urlencoded",
+        }, 303)  # fmt: skip
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> bytes:
+        """Return the body of an answer 200."""
+        return self._ask("GET", path, None, headers or {}, 200)
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], status: int
+    ) -> bytes:
+        try:
+            self._connection.request(method, path, body, {"Cookie": self._cookie, **headers})
+            answer = self._connection.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ContenderError(f"{path}: no answer: {error}") from None
+        if answer.status != status:
+            said = re.sub(r"<[^>]+>|\s+", " ", text.decode(errors="replace"))[-500:]
+            raise ContenderError(f"{path}: status {answer.status}: {said}")
+        if cookie := answer.headers["Set-Cookie"]:
+            self._cookie = cookie.partition(";")[0]
+        return text
+
+
+@contextmanager
+def browser(of: Bed, running: Running) -> Iterator[Browser]:
+    """Give a browser that has logged in."""
+    with Browser(running.url) as found:
+        found.log_in(of.token)
+        yield found
+
+
+def pages(scale: Scale) -> dict[str, tuple[str, Mapping[str, str]]]:
+    """Return what is asked for: a path and headers, by what it is called in the table."""
+    middle, keyed = (position(n) for n in (scale.messages // 3, scale.keyed))
+    many, last = "/console/streams/s0", f"c{scale.consumers - 1}"
+
+    def by(**query: str) -> str:
+        return f"{many}?{urlencode(query)}"
+
+    found = {
+        "overview": _OVERVIEW,
+        "overview, chart": f"{_OVERVIEW}/chart/lag",
+        "sources": "/console/sources",
+        "source": "/console/sources/shop",
+        "source, tables": "/console/sources/shop/tables",
+        "source, check": "/console/sources/shop/check",
+        "sinks": "/console/sinks",
+        "sinks, search": "/console/sinks?q=s1",
+        "sinks, sort": "/console/sinks?sort=-delivered",
+        "sink": "/console/sinks/s0",
+        "sink, new": "/console/sinks/form/new",
+        "sink, edit": "/console/sinks/s0/edit",
+        "streams": "/console/streams",
+        "streams, search": "/console/streams?q=s1",
+        "streams, sort": "/console/streams?sort=-head",
+        "messages, newest": many,
+        "messages, behind a position": by(after=f"{middle.lsn}:{middle.idx}"),
+        "messages, since a time": by(since="2026-11-21T11:00:00Z"),
+        "messages, since a time after all": by(since="2026-11-21T12:00:00Z"),
+        "messages, of a key": by(table="public.orders", key=str(scale.keyed)),
+        "messages, of an action that none has": by(action="delete"),
+        "messages, filter, 1 in 1,000 fits": by(filter="record.amount >= 9990"),
+        "messages, filter, none fits": by(filter="record.amount > 99999"),
+        "messages, tail": by(tail="1"),
+        "message": f"{many}/messages/{quote(f'{keyed.lsn}:{keyed.idx}', safe=':')}",
+        "consumers": "/console/consumers",
+        "consumers, search": f"/console/consumers?q={last}",
+        "consumers, sort": "/console/consumers?sort=-lag_messages",
+        "consumers, a later page": f"/console/consumers?cursor=c{scale.consumers // 2}",
+        "consumer, nothing waits": f"/console/consumers/{last}",
+        "consumer, messages wait": "/console/consumers/c0",
+        "consumer, all of the stream waits": "/console/consumers/s0",
+        "consumer, new": "/console/consumers/form/new",
+        "consumer, edit": "/console/consumers/c0/edit",
+        "dead letters": "/console/dead-letters",
+        "dead letters, search": "/console/dead-letters?q=c1",
+        "dead letters, sort": "/console/dead-letters?sort=of",
+        "dead letters, list": "/console/dead-letters/list",
+        "dead letters, list, of a consumer": "/console/dead-letters/list?consumer=c0",
+        "dead letters, list, with a text": "/console/dead-letters/list?text=pending",
+        "dead letter": "/console/dead-letters/1",
+        "backfills": "/console/backfills",
+        "backfills, search": "/console/backfills?q=s1",
+        "syncs": "/console/syncs",
+        "sync": "/console/syncs/s0",
+        "targets": "/console/targets",
+        "target": "/console/targets/t0",
+        "changes": "/console/changes",
+        "changes, search": f"/console/changes?q={last}",
+        "changes, export": "/console/changes/export",
+        "tokens": "/console/tokens",
+    }
+    paths: dict[str, tuple[str, Mapping[str, str]]] = {k: (v, {}) for k, v in found.items()}
+    return {"overview, a live look": (_OVERVIEW, _LIVE_LOOK), **paths}
+
+
+def ask(browsing: Browser, scale: Scale) -> dict[str, Asked]:
+    """Ask for each page once, and then for all of them in turn, so many times."""
+    found: dict[str, Asked] = {}
+    for number in range(1 + scale.asks):
+        for name, (path, headers) in pages(scale).items():
+            began = time.monotonic()
+            body = browsing.get(path, headers)
+            taken = 1000 * (time.monotonic() - began)
+            if number:
+                found[name].times.append(taken)
+                found[name].size = len(body)
+            else:
+                found[name] = Asked(taken)
+    for name, asked in found.items():
+        say(f"{name}: p95 {asked.p95_ms:.0f} ms, first {asked.first_ms:.0f} ms")
+    return found
+
+
+def leave_open(of: Bed, running: Running, browsing: Browser, seconds: float) -> Open:
+    """Measure nothing, and then an open overview, for so many seconds each."""
+    body = browsing.get(_OVERVIEW)
+    idle, _ = _used(of, running, seconds, {})
+    every: dict[str, float] = {path.decode(): float(s) for path, s in _CHART.findall(body)}
+    every[_OVERVIEW] = min(float(s) for s in _LIVE.findall(body))
+    live, asked = _used(of, running, seconds, every, browsing)
+    looks = asked.pop(_OVERVIEW, 0)
+    found = Open(idle, live, looks, sum(asked.values()))
+    say(f"open overview: {found}")
+    return found
+
+
+def _used(
+    of: Bed,
+    running: Running,
+    seconds: float,
+    every: Mapping[str, float],
+    browsing: Browser | None = None,
+) -> tuple[tuple[float, float], dict[str, int]]:
+    """Ask for paths as often as console.js does; return the CPU in % of a core, and how often."""
+    pids = running.pid, of.postgres.pid or 0
+    before, began = [usage.cpu_seconds(pid) for pid in pids], time.monotonic()
+    due = {path: began + (period if path == _OVERVIEW else 0) for path, period in every.items()}
+    asked = dict.fromkeys(every, 0)
+    while (now := time.monotonic()) < began + seconds:
+        path = min(due, key=lambda path: due[path], default="")
+        if browsing is None or due[path] > now:
+            rest = began + seconds - now
+            time.sleep(rest if browsing is None else min(due[path] - now, rest))
+            continue
+        browsing.get(path, _LIVE_LOOK if path == _OVERVIEW else None)
+        asked[path] += 1
+        after = time.monotonic()
+        due[path] = after + max(every[path], _SHARE * (after - now))
+    taken = time.monotonic() - began
+    api, store = (
+        100 * (usage.cpu_seconds(pid) - then) / taken
+        for pid, then in zip(pids, before, strict=True)
+    )
+    return (api, store), asked
