@@ -139,10 +139,6 @@ def take(address: str, token: str, browser: Browser) -> None:
     )
     camera.take("sink")
 
-    page = camera.open("sources/shop")
-    page.locator("#slot-list .badge.ready").wait_for()
-    camera.take("source")
-
 
 def main() -> None:
     """Run a demo, and take pictures of its console."""
