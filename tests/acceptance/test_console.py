@@ -18,7 +18,6 @@ from ..loopback_api import Answer, Asked, LoopbackApi
 from ..pipeline import Penstock
 
 _MS = 60_000
-expect.set_options(timeout=_MS)
 
 
 class Endpoint:
@@ -113,10 +112,12 @@ def test_from_a_database_to_a_lag_of_zero(
         # What the endpoint refuses is found, and delivered once that is mended.
         window.open("dead-letters")
         link = page.get_by_role("link", name=re.compile("max_deliver of mail"))
-        expect(page.get_by_role("row").filter(has=link)).to_contain_text(re.compile(r"\b2\b"))
+        expect(page.get_by_role("row").filter(has=link)).to_contain_text(
+            re.compile(r"\b2\b"), timeout=_MS
+        )
         link.click()
         page.locator("#list tbody th a").first.click()
-        expect(page.locator("main")).to_contain_text("500")
+        expect(page.locator("main")).to_contain_text("500", timeout=_MS)
         assert "total" in page.locator("pre.whole").inner_text()
         endpoint.mended = True
         window.open("dead-letters/list?consumer=mail&code=max_deliver")
@@ -127,10 +128,10 @@ def test_from_a_database_to_a_lag_of_zero(
         facts = page.locator("#state .facts")
         for name in ("Lag", "Dead letters", "In flight"):
             fact = facts.locator("div", has=page.locator(f'dt:text-is("{name}")'))
-            expect(fact.locator("dd")).to_have_text("0")
+            expect(fact.locator("dd")).to_have_text("0", timeout=_MS)
         assert sorted(endpoint.taken) == [2, 3]
         page.get_by_role("link", name="Overview").click()
-        expect(page.locator("main")).to_contain_text("large")
+        expect(page.locator("main")).to_contain_text("large", timeout=_MS)
         assert page.locator(".trouble").count() == 0
         assert pipeline.stop() == 0
         window.check_clean()

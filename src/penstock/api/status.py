@@ -104,7 +104,7 @@ class Status:
         self.history = History()
 
     async def read(self) -> dict[str, Any]:
-        """Return it, a moment old at most; many requests at once cost one look."""
+        """Return it: a look that is kept, or a new one, which requests at the same time share."""
         now, known = time.monotonic(), self._known
         if known is not None and now < self._until:
             return known

@@ -68,9 +68,8 @@ class Feed:
         self._unlisten()
         self._store.close()
         ends = self._wake_read, self._wake_write
-        self._wake_read = (
-            self._wake_write
-        ) = -1  # another file may get the number, and `wake` not write to it
+        # Another file may get the numbers: `wake` must not write to it.
+        self._wake_read = self._wake_write = -1
         for end in ends:
             if end >= 0:
                 os.close(end)

@@ -178,7 +178,7 @@ def new_process(connection: psycopg.Connection[Any]) -> int:
 
 
 def read(connection: psycopg.Connection[Any], kinds: Collection[str] | None = None) -> Snapshot:
-    """Return the state over a connection, as `State.read`; raises what psycopg does."""
+    """Return the state over a connection, as `DesiredState.read` does; raises what psycopg does."""
     values = {"kinds": None if kinds is None else list(kinds)}
     rows = connection.execute(_SQL["read"], values).fetchall()
     entities = [Entity(*row[1:]) for row in rows if row[1] is not None]

@@ -27,7 +27,7 @@ class SharedSinks:
     Args:
         writers: The sinks, by name.
         source: Their source.
-        pool: Has threads for what does not go without a hitch.
+        pool: Has threads for the sinks that have messages left to send.
         audience: Names the sinks that take a message.
     """
 

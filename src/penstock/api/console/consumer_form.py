@@ -70,9 +70,7 @@ async def create(visit: Visit) -> Response:
         spec["deliver_policy"] = start
     if not await _save(visit, name, spec, {"If-None-Match": "*"}):
         return await _page(visit)
-    # A run makes those of type nats, within seconds.
-    where = "consumers" if form["type"] == "nats" else f"consumers/{name}"
-    return visit.redirect(where, done="created")
+    return visit.redirect(f"consumers/{name}", done="created")
 
 
 @PAGE.get("/{name}/edit")
@@ -101,7 +99,7 @@ async def save(visit: Visit) -> Response:
         spec["filters"] = {**others, **spec.get("filters", {})}
     if not await _save(visit, name, spec, {"If-Match": form["version"]}):
         return await _page(visit, entity)
-    return visit.redirect("consumers" if type_ == "nats" else f"consumers/{name}", done="saved")
+    return visit.redirect(f"consumers/{name}", done="saved")
 
 
 async def _save(visit: Visit, name: str, spec: Row, headers: Mapping[str, str]) -> bool:

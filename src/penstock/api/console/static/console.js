@@ -5,7 +5,7 @@
   const SHARE = 60; // a look takes at most a sixtieth of the time
   const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 
-  // Calls `look` every `seconds`, seldomer where its answer takes long, and never in a hidden tab.
+  // Calls `look` every `seconds`, less often where its answer takes long, and never in a hidden tab.
   function repeat(element, seconds, look) {
     let timer = 0;
     let busy = false;
@@ -38,8 +38,14 @@
       const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
       if (answer.status === 204 || answer.status === 401) { location.reload(); return; }
       const read = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (answer.ok && ids.some((id) => ends(id, read))) { location.reload(); return; }
       for (const id of ids) await show(id, answer.ok ? read.getElementById(id) : null);
     }).start();
+  }
+
+  // A part that says what is waited for: the page is another one once that is there.
+  function ends(id, read) {
+    return document.getElementById(id)?.hasAttribute("data-reloads") && read.getElementById(id) === null;
   }
 
   async function show(id, found) {
