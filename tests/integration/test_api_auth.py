@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 from tests.api_help import Shop, ids, known, problem, tokens
 
 from penstock.api import auth
+from penstock.api.app import Api
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
 
@@ -25,9 +27,10 @@ def shop(database: Database) -> Iterator[Shop]:
         yield shop
 
 
-def every_endpoint(shop: Shop) -> list[tuple[str, str]]:
+@functools.cache  # it takes seconds on a busy machine
+def every_endpoint() -> list[tuple[str, str]]:
     """Return method and path of all that OpenAPI knows, with names in place of parameters."""
-    paths = httpx.get(f"http://{shop.api.address}/openapi.json", trust_env=False).json()["paths"]
+    paths = Api("postgresql://127.0.0.1:1/none").openapi()["paths"]
     names = {"{consumer}": "workers", "{stream}": "events", "{id}": "1"}
     found = []
     for path, operations in paths.items():
@@ -43,7 +46,7 @@ def every_endpoint(shop: Shop) -> list[tuple[str, str]]:
 def test_without_a_token_nothing_is_answered(shop: Shop, authorization: str | None) -> None:
     header = {} if authorization is None else {b"Authorization": authorization.encode()}
     with shop.api.as_bearer(None) as client:
-        for method, path in every_endpoint(shop):
+        for method, path in every_endpoint():
             answer = client.request(method, path, headers=header)
             problem(answer, 401)
             assert answer.headers["www-authenticate"] == 'Bearer realm="penstock"'
@@ -74,7 +77,7 @@ def test_a_worker_may_consume_and_nothing_else(shop: Shop) -> None:
     again = {"ack_tokens": tokens(worker.get(f"{path}/next"))}
     assert worker.post(f"{path}/ack", json=again).status_code == 200
     consuming = ("next", "receive", "ack", "nack", "extend")
-    for method, target in every_endpoint(shop):
+    for method, target in every_endpoint():
         if not target.endswith(consuming):
             problem(worker.request(method, target), 403)
     assert shop.client.get(path).status_code == 200  # it was not deleted
@@ -85,7 +88,7 @@ def test_a_viewer_reads_and_changes_and_consumes_nothing(shop: Shop) -> None:
     token = shop.store.tokens.create("v", "viewer")
     with shop.api.as_bearer(token) as client:
         viewer = known(client)
-        for method, target in every_endpoint(shop):
+        for method, target in every_endpoint():
             answer = viewer.request(method, target)
             if target.endswith(("next", "receive", "ack", "nack", "extend")):
                 problem(answer, 403)
