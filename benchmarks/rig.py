@@ -29,6 +29,8 @@ POSTGRES_SETTINGS = {
     "autovacuum": "off",
     # A backfill's first and last message of a stream are found by it.
     "track_commit_timestamp": "on",
+    # 1,000 consumers are made at once.
+    "max_locks_per_transaction": "256",
 }
 
 

@@ -26,7 +26,7 @@ def test_the_wheel_in_an_empty_environment() -> None:
         place = folder / "env" / "bin"
         install = [str(place / "pip"), "install", "--quiet", "--disable-pip-version-check"]
         # What the demo loads is compiled then: a tenth of what there is.
-        subprocess.run([*install, "--no-compile", str(wheel)], cwd=folder, check=True, timeout=400)
+        subprocess.run([*install, "--no-compile", str(wheel)], cwd=folder, check=True, timeout=600)
         tools = folder / "tools"
         tools.mkdir()
         for tool in TOOLS:
@@ -39,7 +39,7 @@ def test_the_wheel_in_an_empty_environment() -> None:
             cwd=folder,
             # No cache can be made for this Java: it would take the cores from the next tests.
             env={**environment, "PATH": f"{place}:{tools}", "XDG_CACHE_HOME": os.devnull},
-            capture_output=True, text=True, timeout=180, check=False,
+            capture_output=True, text=True, timeout=400, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])

@@ -26,7 +26,7 @@ from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import free_port
 
-from ..pipeline import COMMAND, Penstock, kill, penstock, spark_workers, strays
+from ..pipeline import COMMAND, PATIENCE, Penstock, kill, penstock, spark_workers, strays
 from ..workers_help import Delivery, Ledger, Workers
 
 ACK_WAIT: Final = 1.5
@@ -120,7 +120,7 @@ class ApiProcess:
         return self
 
     def wait_ready(self) -> Self:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not self._ready():
             assert self._process is not None
             assert self._process.poll() is None, self.log_path.read_text()
@@ -248,7 +248,7 @@ class World:
 
     def _wait(self, condition: object, what: str) -> None:
         assert callable(condition)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             acked, written = len(self.ledger.acked), self.writer.written
             assert time.monotonic() < deadline, f"not {what}: {acked} of {written} are acked"

@@ -23,6 +23,8 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import GuardedProcess, free_port
 
+from ..pipeline import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
@@ -30,7 +32,7 @@ ENVIRONMENT = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP":
 def run(*command: str, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, *command], cwd=cwd, env={**ENVIRONMENT, **environment},
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -34,7 +34,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.process import GuardedProcess, free_port
 from penstock.streams.store import Store
 
-_READY_TIMEOUT = 90.0
+_READY_TIMEOUT = 240.0
 _QUIET = 15.0  # seconds without a delivery after which what is outstanding counts as lost
 _STOP_PATIENCE = 30.0
 _REFRESH = 0.25

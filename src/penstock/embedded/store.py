@@ -32,6 +32,7 @@ FOLDER: Final = Path(".penstock")
 _SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",  # what syncs write is captured from here
     "shared_buffers": "128MB",
+    "max_locks_per_transaction": "256",  # for 3,200 consumers made at once
     "log_checkpoints": "off",
 }
 _STOPPING: Final = "stopping"
