@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import copy
 import os
 import socket
@@ -30,6 +31,8 @@ from penstock.core.errors import BastionError
 _CONNECT_SECONDS: Final = 10.0
 _KEEPALIVE: Final = {"keepalive_interval": 4, "keepalive_count_max": 2}
 _BACKOFF: Final = (0.25, 5.0)
+_NO_KEY: Final = (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
+"""How a handshake ends for which the bastion has no host key, by which side saw it first."""
 _CLOSED: Final = "SSH connection closed"
 """What asyncssh gives as the reason before it reports the end of a connection."""
 
@@ -188,13 +191,11 @@ class Tunnel:
                 remedy=f"Put the line that `penstock target show {bastion.owner}` prints into the"
                 " user's authorized_keys there, or correct user and private_key.",
             ) from None
-        except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
+        except (asyncssh.Error, OSError) as error:
+            if client.refused is None and host_key is not None and isinstance(error, _NO_KEY):
+                client.refused = await _other_key(bastion)
             if client.refused is not None:
                 raise client.refused from None
-            if "host key" not in str(error):
-                raise _no_connection(bastion, str(error)) from None
-            raise changed_host_key(bastion, "no key of that type") from None
-        except (asyncssh.Error, OSError) as error:
             timed_out = isinstance(error, TimeoutError)
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
             if timed_out:
@@ -332,6 +333,15 @@ async def _host_key(bastion: Bastion) -> str:
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
             raise _no_connection(bastion, str(reason or error)) from None
     return client.shown or ""
+
+
+async def _other_key(bastion: Bastion) -> BastionError | None:
+    """Return the error of a bastion that shows another key than the pinned one, None of any other."""
+    with contextlib.suppress(BastionError):
+        shown = await _host_key(replace(bastion, host_key=None))
+        if shown != bastion.host_key:
+            return changed_host_key(bastion, fingerprint(shown))
+    return None
 
 
 def _forget() -> None:
