@@ -31,7 +31,11 @@ from penstock.core.errors import BastionError
 _CONNECT_SECONDS: Final = 10.0
 _KEEPALIVE: Final = {"keepalive_interval": 4, "keepalive_count_max": 2}
 _BACKOFF: Final = (0.25, 5.0)
-_NO_KEY: Final = (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
+_NO_KEY: Final = (
+    asyncssh.HostKeyNotVerifiable,
+    asyncssh.KeyExchangeFailed,
+    asyncssh.ConnectionLost,
+)
 """How a handshake ends for which the bastion has no host key, by which side saw it first."""
 _CLOSED: Final = "SSH connection closed"
 """What asyncssh gives as the reason before it reports the end of a connection."""

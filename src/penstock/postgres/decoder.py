@@ -89,7 +89,8 @@ class Decoder:
     @property
     def read(self) -> Position:
         """The position of the newest message that was read."""
-        return Position(self._lsn, self._idx)
+        # Once a transaction: half the time of `Position`'s own call.
+        return tuple.__new__(Position, (self._lsn, self._idx))
 
     @property
     def lsn(self) -> int:

@@ -6,6 +6,7 @@ its text form as `bytes`, `None` for NULL, or `UNCHANGED` for a TOASTed value th
 touch and that is therefore not in the WAL.
 
 Budget: an Insert of 8 columns parses in 2 µs; a row is a list, an event a named tuple, nothing else.
+Those of each transaction are made by `tuple.__new__`, in half the time of the class's own call.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ _U32: Final = Struct(">I").unpack_from
 _I32: Final = Struct(">i").unpack_from
 _U16: Final = Struct(">H").unpack_from
 _BEGIN: Final = Struct(">QqI").unpack_from
-_COMMIT: Final = Struct(">BQQq").unpack_from
+_COMMIT: Final = Struct(">xQQq").unpack_from
 _U64: Final = Struct(">Q").unpack_from
 
+_made: Final = tuple.__new__
 _NEW, _OLD, _KEY = ord("N"), ord("O"), ord("K")
 
 
@@ -196,7 +198,7 @@ def _insert(data: bytes) -> Insert:
     row, at = _row(data, 6)
     if at != len(data):
         _end(data, at)
-    return Insert(_U32(data, 1)[0], row)
+    return _made(Insert, (_U32(data, 1)[0], row))
 
 
 def _update(data: bytes) -> Update:
@@ -227,13 +229,15 @@ def _delete(data: bytes) -> Delete:
 
 
 def _begin(data: bytes) -> Begin:
-    _end(data, 21)
-    return Begin(*_BEGIN(data, 1))
+    if len(data) != 21:
+        _end(data, 21)
+    return _made(Begin, _BEGIN(data, 1))
 
 
 def _commit(data: bytes) -> Commit:
-    _end(data, 26)
-    return Commit(*_COMMIT(data, 1)[1:])
+    if len(data) != 26:
+        _end(data, 26)
+    return _made(Commit, _COMMIT(data, 1))
 
 
 def _origin(data: bytes) -> Origin:

@@ -43,12 +43,16 @@ class Progress:
         `read` is the newest message read, the transaction's own or an earlier.
         """
         self._time = max(self._time, time)
-        own = read.lsn == self._open and read > self.confirmed
+        ends = self._ends
+        own = read[0] == self._open and read > self.confirmed
         # After a reconnect the server sends again what it does not know to be durable.
-        if own and not (self._ends and self._ends[-1][0] >= read):
-            self._ends.append((read, end_lsn, self._time))
+        if own and not (ends and ends[-1][0] >= read):
+            ends.append((read, end_lsn, self._time))
         self._open = None
-        self.received(end_lsn)
+        if ends and end_lsn > self.received_lsn:
+            self.received_lsn = end_lsn
+        else:
+            self.received(end_lsn)
 
     def received(self, lsn: int) -> None:
         """Note that the server has sent all before `lsn`; inside a transaction that is no end."""

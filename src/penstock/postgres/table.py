@@ -37,14 +37,15 @@ _INSERT, _UPDATE, _DELETE, _TRUNCATE = (a.encode() for a in (INSERT, UPDATE, DEL
 class Transaction:
     """What the messages of one transaction share."""
 
-    __slots__ = ("lsn", "text")
+    __slots__ = ("key", "lsn", "text")
 
     def __init__(self, lsn: int, microseconds: int, xid: int, tag: bytes) -> None:
         seconds, fraction = divmod(microseconds, 1_000_000)
         self.lsn = lsn
+        self.key = key = b"%b-%d-" % (tag, lsn)  # the start of its messages' idempotency keys
         self.text = (
             b'"commit_timestamp":"%b.%06dZ","commit_lsn":%d,"transaction_id":%d,'
-            b'"idempotency_key":"%b-%d-' % (_second(seconds), fraction, lsn, xid, tag, lsn)
+            b'"idempotency_key":"%b' % (_second(seconds), fraction, lsn, xid, key)
         )
 
 
@@ -234,7 +235,7 @@ class Table:
 
     def constants(self, transaction: Transaction) -> tuple[bytes, bytes]:
         """Return the start of a transaction's metadata, and that of its idempotency keys."""
-        return self._where + transaction.text, b"%b-%d-" % (self._tag, transaction.lsn)
+        return self._where + transaction.text, transaction.key
 
     def own_hash(self, row: Row) -> int:
         """Return the hash of a row's own key."""
