@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -19,6 +18,8 @@ from penstock.api.health import Server
 from penstock.api.manage.context import Tools
 from penstock.core.message import Position
 from penstock.streams.store import Store
+
+from .waits import await_true
 
 TIMEOUT = 120.0
 
@@ -40,10 +41,7 @@ class ApiServer:
 
     def until_waiting(self, count: int) -> None:
         """Wait until so many receives do."""
-        deadline = time.monotonic() + TIMEOUT
-        while self.app.receives.count != count:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        await_true(lambda: self.app.receives.count == count, what=f"{count} receives wait")
 
     def stop(self) -> None:
         self._server.close()
@@ -144,10 +142,9 @@ def tokens(answer: httpx.Response) -> list[str]:
 
 def known(client: httpx.Client) -> httpx.Client:
     """Wait until the API, which is notified of new tokens, knows the client's; return the client."""
-    deadline = time.monotonic() + TIMEOUT
-    while client.get("/v1/streams").status_code == 401:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    await_true(
+        lambda: client.get("/v1/streams").status_code != 401, what="the API knows the new token"
+    )
     return client
 
 

@@ -6,22 +6,15 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
 
 from .loopback_api import Answer, Asked, LoopbackApi
+from .waits import await_true
 
 KEY = "sk_test_1"
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -46,7 +39,7 @@ def localstripe() -> Iterator[httpx.Client]:
                 return False
 
         try:
-            wait_for(is_up)
+            await_true(is_up, what="localstripe answers")
             yield client
         finally:
             process.terminate()

@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from penstock.embedded.store import open_store
 
 from ..cli import SECRET, fails, listed, run, write
 from ..pipeline import COMMAND, penstock
+from ..waits import await_true
 
 
 @pytest.fixture
@@ -189,14 +189,12 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
         killed = psutil.Process(int(pid.read_text().splitlines()[0]))
         killed.kill()  # the API that is left starts it again
         assert psutil.wait_procs([killed], 60)[1] == []
-        deadline = time.monotonic() + 60
-        while httpx.get(f"http://{listen}/readyz").status_code != 200 or not pid.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        await_true(
+            lambda: httpx.get(f"http://{listen}/readyz").status_code == 200 and pid.exists(),
+            what="the store's server is started again",
+        )
         token = run(folder, "token create again --role admin").strip()
-        while ask(listen, token) != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        await_true(lambda: ask(listen, token) == 200, what="the API knows the new token")
         output = fails(folder, 1, "api --listen", listen)
         assert f"{listen}" in output
         assert "already in use" in output

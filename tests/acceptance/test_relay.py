@@ -20,9 +20,9 @@ from nats.aio.msg import Msg
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.process import free_port
 
-from ..integration.nats_servers import await_true
 from ..pipeline import PATIENCE, Penstock, penstock
 from ..relay_help import bodies, publish, relay, set_outbox, slots, status
+from ..waits import await_true
 
 SET_UP = """\
 select tide.outbox_create('notifications', retention_hours => 24);

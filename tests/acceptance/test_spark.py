@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.nats_servers import await_true
+from tests.waits import await_true
 
 from penstock.core.group_hash import group_hash
 from penstock.embedded.handles import Database, JetStream, Msg

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
-from tests.integration.capturing import PATIENCE, Message, Reader, eventually, messages, prepare
+from tests.integration.capturing import PATIENCE, Message, Reader, messages, prepare
+from tests.waits import await_true
 
 from penstock.backfill.chunks.attempt import Attempt
 from penstock.backfill.chunks.backfiller import Backfiller
@@ -101,7 +102,7 @@ class Backfilling:
         """Wait until the backfiller's thread has ended what it does, and handled all reports."""
         waiting = self.backfiller._commands._queue
         waiting.put(None)
-        eventually(waiting.empty)
+        await_true(waiting.empty)
 
     def drain(self) -> None:
         """Deliver and confirm all that is written now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
@@ -163,16 +163,6 @@ def walsender(database: Database, slot: str = "s") -> int | None:
     query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
     pid: int | None = database.execute(query, [slot])[0][0]
     return pid
-
-
-def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait until `check` holds, where the server has no event to wait for."""
-    done = threading.Event()
-    for _ in range(int(seconds / 0.05)):
-        if check():
-            return
-        done.wait(0.05)
-    raise AssertionError(f"still not so after {seconds:.0f} s: {check}")
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from starlette.requests import ClientDisconnect
 from penstock.api.protocol import Protocol
 from penstock.api.server import Uvicorn, address, bind
 
+from ..waits import await_true
+
 TIMEOUT = 120.0
 LARGE = 32 << 20
 
@@ -102,9 +104,10 @@ class Served:
 
     def until_waiting(self, count: int) -> None:
         """Wait until so many requests of `/wait` are under way."""
-        deadline = time.monotonic() + TIMEOUT
-        while self.client.get("/healthz").json()["waiting"] < count:
-            assert time.monotonic() < deadline
+        await_true(
+            lambda: self.client.get("/healthz").json()["waiting"] >= count,
+            what=f"{count} requests wait",
+        )
 
     @property
     def memory(self) -> int:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import nkeys
 import psutil
 import pyarrow as pa
 from tests.pipeline import PATIENCE
+from tests.waits import await_true
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.delivery import Written
@@ -121,15 +122,6 @@ class Writer:
             left = deadline - time.monotonic()
             assert left > 0, f"{code} never came, but {self.codes}"
             self.retried.wait(min(left, 1))
-
-
-def await_true(condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
-    """Poll what has no event to wait for."""
-    deadline = time.monotonic() + timeout
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        pause.wait(0.02)
 
 
 def make_certificates(folder: Path, name: str = "ca") -> tuple[Path, Path, Path]:

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 from tests.api_help import Shop, ids, known, problem, tokens
+from tests.waits import await_true
 
 from penstock.api import auth
 from penstock.api.app import Api
@@ -127,8 +128,10 @@ def test_a_new_token_is_good_and_a_revoked_one_bad_at_once(shop: Shop) -> None:
 
 
 def _until(client: httpx.Client, status: int) -> None:
-    while client.get("/v1/streams").status_code != status:
-        time.sleep(0.02)
+    await_true(
+        lambda: client.get("/v1/streams").status_code == status,
+        what=f"the API answers {status}, as its tokens now are",
+    )
 
 
 def test_a_revoked_token_is_bad_where_notifications_are_lost(
@@ -181,8 +184,9 @@ def test_tokens_that_can_not_be_read_are_reported_once(
         await tokens.open()
         assert tokens.error is not None
         await asyncio.wait_for(read.wait(), 30)
-        while not tokens.fresh:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not tokens.fresh:
+                await asyncio.sleep(0.01)
         assert tokens.error is None
         await tokens.close()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from tests.api_help import Later, Shop, ids, problem, tokens
+from tests.waits import await_true
 
 from penstock.embedded.postgres import EmbeddedPostgres
 
@@ -36,11 +36,11 @@ def test_a_store_that_is_killed_and_comes_back(server_dir: Path) -> None:
                 assert answer.headers["retry-after"] == "1"
                 assert "hidden" not in body["detail"]
             server.start()
-            deadline = time.monotonic() + 60
             two = {"ack_tokens": held[:2]}
-            while shop.client.post(f"{path}/ack", json=two).status_code == 503:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            await_true(
+                lambda: shop.client.post(f"{path}/ack", json=two).status_code != 503,
+                what="the API works again once the store does",
+            )
             left = shop.client.get(f"{path}/messages", params={"state": "delivered"}).json()["data"]
             assert [message["record"]["id"] for message in left] == [3]
             waiting = Later(lambda: shop.client.get(f"{path}/next", params=WAIT))

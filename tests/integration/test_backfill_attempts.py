@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.integration.backfilling import Backfilling, backfilling, before_watermarks, fold
-from tests.integration.capturing import eventually
+from tests.waits import await_true
 
 from penstock.backfill.chunks import retries, sizing
 from penstock.backfill.chunks.next_chunk import ReadChunk
@@ -72,7 +72,7 @@ def test_a_cancel_ends_its_snapshots_without_a_word(database: Database) -> None:
         driver.start()
         taken(driver)
         driver.backfiller.cancel()
-        eventually(lambda: holding(database) == 0)
+        await_true(lambda: holding(database) == 0)
         driver.reader.capture.confirm(driver.reader.position)
         assert not driver.batch(0.5)
         assert not any(isinstance(e, Delivered | Done) for e in driver.new_events())

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from tests.integration.backfilling import backfilling, fold
-from tests.integration.capturing import eventually
 from tests.integration.test_backfill_altered import delays
 from tests.integration.test_backfill_attempts import TABLE, expected, taken
+from tests.waits import await_true
 
 from penstock.backfill.chunks import next_chunk, planner, retries, sizing, snapshots
 from penstock.backfill.events import Delayed, Delivered, Failed, Started
@@ -43,7 +43,7 @@ def test_a_long_scan_lets_go_of_its_snapshot_and_reports_how_far_it_is(
         assert event.rows == 0
         assert event.cursor is not None
         driver.backfiller.pause()
-        eventually(lambda: database.execute(OPEN) == [(0,)])
+        await_true(lambda: database.execute(OPEN) == [(0,)])
         driver.new_events()
         assert 0 < int(driver.cursor[0]) < 19990
         driver.backfiller.cancel()
@@ -57,7 +57,7 @@ def test_an_alter_table_waits_for_no_chunk(database: Database) -> None:
     with backfilling(database, *TABLE) as driver:
         driver.start()
         taken(driver)
-        eventually(lambda: database.execute(OPEN) == [(0,)])
+        await_true(lambda: database.execute(OPEN) == [(0,)])
         database.execute("SET lock_timeout = '1s'; ALTER TABLE t ALTER v TYPE varchar")
         driver.run()
         assert fold(driver.received) == expected(database)
@@ -70,7 +70,7 @@ def test_no_snapshot_is_taken_while_batches_are_behind(
     monkeypatch.setattr(next_chunk, "_REPORT_SECONDS", 0.1)
     with backfilling(database, *TABLE, "CREATE TABLE o (id int)") as driver:
         database.execute("UPDATE t SET v = 'new'")
-        eventually(lambda: driver.reader.capture.stats.unread_bytes > 1000)
+        await_true(lambda: driver.reader.capture.stats.unread_bytes > 1000)
         driver.start()
         event = driver.await_event(Delayed)
         assert isinstance(event, Delayed)
@@ -87,7 +87,7 @@ def test_a_command_ends_a_statement(database: Database, end: str, where: str) ->
     """The first runs as the table is looked at, the other as its rows are."""
     with backfilling(database, *TABLE, "ANALYZE t") as driver:
         driver.start(where=where)
-        eventually(lambda: running(database))
+        await_true(lambda: running(database))
         begun = time.monotonic()
         if end == "close":
             driver.backfiller.close()
@@ -97,7 +97,7 @@ def test_a_command_ends_a_statement(database: Database, end: str, where: str) ->
             assert [m.record["id"] for m in driver.reads()] == [7]
         else:
             driver.backfiller.cancel()
-        eventually(lambda: not running(database))
+        await_true(lambda: not running(database))
         assert time.monotonic() - begun < 10
         assert delays(driver) == []
 
@@ -106,9 +106,9 @@ def test_a_cancel_closes_its_sessions(database: Database) -> None:
     with backfilling(database, *TABLE) as driver:
         driver.start()
         driver.await_event(Started)
-        eventually(lambda: database.execute(SESSIONS) != [(0,)])
+        await_true(lambda: database.execute(SESSIONS) != [(0,)])
         driver.backfiller.cancel()
-        eventually(lambda: database.execute(SESSIONS) == [(0,)])
+        await_true(lambda: database.execute(SESSIONS) == [(0,)])
 
 
 def test_a_statement_that_takes_too_long_is_tried_a_few_times(
@@ -123,7 +123,7 @@ def test_a_statement_that_takes_too_long_is_tried_a_few_times(
             database.execute(f"{cancel} AND wait_event = 'PgSleep'")
             return any(isinstance(event, Failed) for event in driver.new_events())
 
-        eventually(failed)
+        await_true(failed)
         assert delays(driver) == ["timeout"] * 3
         assert driver.events[-1].code == "timeout"  # type: ignore[attr-defined]
 

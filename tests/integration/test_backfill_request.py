@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.integration.nats_servers import await_true
+from tests.waits import await_true
 
 from penstock.backfill.request import OPEN, Backfill, Backfills, Request
 from penstock.core.errors import StoreError

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from tests.integration.backfilling import backfilling, before_watermarks, fold
-from tests.integration.capturing import eventually
 from tests.integration.test_backfill_altered import delays, paused
 from tests.integration.test_backfill_attempts import BACKENDS, TABLE, expected, taken
+from tests.waits import await_true
 
 from penstock.backfill.chunks import retries, sizing
 from penstock.backfill.chunks.next_chunk import ReadChunk, Target
@@ -75,7 +75,7 @@ def test_the_cursor_waits_for_rows_that_moved(database: Database) -> None:
         taken(driver)
         database.execute(MOVE)
         capture, position = driver.reader.capture, driver.reader.position
-        eventually(lambda: capture.available(position, 100, 1) > position)
+        await_true(lambda: capture.available(position, 100, 1) > position)
         capture.confirm(position)
         event = driver.await_event(Delivered)
         assert isinstance(event, Delivered)

@@ -13,7 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.integration.backfilling import Backfilling, before_watermarks, fold
-from tests.integration.capturing import eventually, prepare
+from tests.integration.capturing import prepare
+from tests.waits import await_true
 
 from penstock.backfill.chunks import next_chunk, sizing
 from penstock.backfill.chunks.next_chunk import ReadChunk
@@ -43,7 +44,7 @@ class Standing:
         thread.start()
         self.sessions.append((connection, thread))
         query = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
-        eventually(lambda: self.database.execute(query, [pid])[0][0] == "SyncRep")
+        await_true(lambda: self.database.execute(query, [pid])[0][0] == "SyncRep")
 
     def release(self) -> None:
         """Let all that waits become visible."""
@@ -295,7 +296,7 @@ def test_a_chunk_that_is_not_confirmed_holds_the_slot_back(database: Database) -
             driver.reader.position = end
             end = capture.available(end, 100, 20)
         driver.reader.written()
-        eventually(lambda: capture.stats.received_lsn > end.lsn)
+        await_true(lambda: capture.stats.received_lsn > end.lsn)
         assert capture.stats.confirmed_lsn <= end.lsn
         assert not any(isinstance(event, Delivered) for event in driver.new_events())
         capture.confirm(end)

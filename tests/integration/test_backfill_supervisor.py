@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from tests.integration.nats_servers import await_true
+from tests.waits import await_true
 
 from penstock.backfill import current, initial, source, supervisor, tables
 from penstock.backfill.request import Backfill, Backfills, Request

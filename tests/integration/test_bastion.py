@@ -14,6 +14,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 from tests.bastions import SshServer, public
+from tests.waits import await_true
 from typer.testing import CliRunner, Result
 
 from penstock.bastion.keys import fingerprint
@@ -33,7 +34,7 @@ from penstock.push.errors import EndpointError
 from penstock.push.http import Endpoint
 from penstock.sinks.nats.client import connect_first
 
-from .nats_servers import Writer, await_true, batch, make_certificates
+from .nats_servers import Writer, batch, make_certificates
 
 HOST = "nats.internal"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.capturing import Reader, capturing, eventually, of, prepare
+from tests.integration.capturing import Reader, capturing, of, prepare
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 from penstock.expressions.planned import Planned
@@ -38,8 +39,8 @@ def test_what_waits_is_counted_until_it_is_confirmed(database: Database) -> None
     with capturing(database, "CREATE TABLE t (id int PRIMARY KEY)") as reader:
         assert reader.capture.waiting() == (0, None)
         database.execute("INSERT INTO t SELECT generate_series(1, 5)")
-        eventually(lambda: reader.capture.waiting()[0] == 5)  # read, and in no chunk yet
-        eventually(lambda: (reader.capture.waiting()[1] or 0) > 0.2)
+        await_true(lambda: reader.capture.waiting()[0] == 5)  # read, and in no chunk yet
+        await_true(lambda: (reader.capture.waiting()[1] or 0) > 0.2)
         first = reader.capture.waiting()[1]
         reader.batch()
         count, age = reader.capture.waiting()
@@ -48,7 +49,7 @@ def test_what_waits_is_counted_until_it_is_confirmed(database: Database) -> None
         assert first is not None
         assert age >= first  # since it was captured, not since it was handed out
         database.execute("INSERT INTO t VALUES (6)")
-        eventually(lambda: reader.capture.waiting()[0] == 6)
+        await_true(lambda: reader.capture.waiting()[0] == 6)
         reader.confirm()
         assert reader.capture.stats.confirmed == 5
         count, younger = reader.capture.waiting()

@@ -16,11 +16,11 @@ from tests.integration.capturing import (
     Reader,
     capturing,
     confirmed,
-    eventually,
     of,
     prepare,
     walsender,
 )
+from tests.waits import await_true
 
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position
@@ -116,7 +116,7 @@ def test_a_server_that_restarts(server: EmbeddedPostgres, own: Database, mode: S
         found += reader.read()
         reader.confirm()
         assert ids(found) == list(range(1, 31))
-        eventually(lambda: confirmed(own) > found[-1].position.lsn)
+        await_true(lambda: confirmed(own) > found[-1].position.lsn)
 
 
 def test_a_connection_lost_inside_a_transaction(database: Database) -> None:
@@ -127,7 +127,7 @@ def test_a_connection_lost_inside_a_transaction(database: Database) -> None:
             "INSERT INTO t SELECT i, repeat('x', %s) FROM generate_series(1, %s::int) i",
             [size, rows],
         )
-        eventually(lambda: reader.capture.stats.unread_bytes > MAX_UNREAD)
+        await_true(lambda: reader.capture.stats.unread_bytes > MAX_UNREAD)
         assert reader.capture.stats.unread_bytes < MAX_UNREAD + (2 << 20)
         start = confirmed(database)
         found = of(reader.batch())
@@ -144,7 +144,7 @@ def test_a_connection_lost_inside_a_transaction(database: Database) -> None:
         assert ids(found) == list(range(1, rows + 1))
         assert reader.capture.stats.reconnects == 1
         reader.confirm()
-        eventually(lambda: confirmed(database) > found[0].position.lsn)
+        await_true(lambda: confirmed(database) > found[0].position.lsn)
 
 
 def test_keepalives_are_answered_while_nothing_reads(own: Database) -> None:
@@ -158,13 +158,13 @@ def test_keepalives_are_answered_while_nothing_reads(own: Database) -> None:
             own.execute(
                 "INSERT INTO t SELECT i, repeat('x', 100000) FROM generate_series(1, 400) i"
             )
-            eventually(lambda: full.capture.stats.unread_bytes > MAX_UNREAD)
+            await_true(lambda: full.capture.stats.unread_bytes > MAX_UNREAD)
             assert ids(idle.read()) == list(range(1, 401))
             idle.confirm()
             pids = walsender(own), walsender(own, "full")
             # The time itself is what is tested: the server would end the connection in it.
             deadline = time.monotonic() + 5
-            eventually(lambda: time.monotonic() > deadline)
+            await_true(lambda: time.monotonic() > deadline)
             assert (walsender(own), walsender(own, "full")) == pids
             assert ids(full.read()) == list(range(1, 401))
             assert full.capture.stats.reconnects == idle.capture.stats.reconnects == 0
@@ -176,13 +176,13 @@ def test_the_slot_advances_without_messages(database: Database) -> None:
         before = confirmed(database)
         database.execute("CREATE TABLE unpublished.u AS SELECT generate_series(1, 1000)")
         until = reader.written()
-        eventually(lambda: confirmed(database) >= until)
+        await_true(lambda: confirmed(database) >= until)
         assert until > before
         # Nor does a table of the publication that the source does not want hold it.
     with Reader(database.url, includes=lambda *_: False) as reader:
         insert(database, 1, 10)
         until = reader.written()
-        eventually(lambda: confirmed(database) >= until)
+        await_true(lambda: confirmed(database) >= until)
 
 
 def test_the_slot_waits_for_what_is_not_confirmed(database: Database) -> None:
@@ -196,17 +196,17 @@ def test_the_slot_waits_for_what_is_not_confirmed(database: Database) -> None:
         reader.capture.poll_server()
         reported = reader.capture.stats.received_lsn
         database.execute("CREATE SCHEMA other")
-        eventually(lambda: reader.capture.stats.received_lsn > reported)
+        await_true(lambda: reader.capture.stats.received_lsn > reported)
         assert confirmed(database) == start <= first
         reader.capture.confirm(Position(first, 1))
         assert reader.capture.flush(PATIENCE)
         assert confirmed(database) <= first
         reader.capture.confirm(Position(first, 2))
         assert reader.capture.flush(PATIENCE)
-        eventually(lambda: confirmed(database) > first)
+        await_true(lambda: confirmed(database) > first)
         assert confirmed(database) <= second
         reader.confirm()
-        eventually(lambda: confirmed(database) > second)
+        await_true(lambda: confirmed(database) > second)
 
 
 # -- positions
@@ -242,7 +242,7 @@ def test_a_long_transaction_in_bounded_memory(database: Database) -> None:
             "INSERT INTO t SELECT i, repeat('x', 180) FROM generate_series(1, %s::int) i", [rows]
         )
         # Nobody reads: the rest of the 40 MB stays with the server.
-        eventually(lambda: reader.capture.stats.unread_bytes > MAX_UNREAD)
+        await_true(lambda: reader.capture.stats.unread_bytes > MAX_UNREAD)
         assert reader.capture.stats.captured < rows // 2
         count, last = 0, reader.position
         until = reader.written()
@@ -256,7 +256,7 @@ def test_a_long_transaction_in_bounded_memory(database: Database) -> None:
             reader.capture.confirm(last := end)
         reader.position = last
         reader.confirm()
-        eventually(lambda: confirmed(database) > last.lsn)
+        await_true(lambda: confirmed(database) > last.lsn)
 
 
 # -- what ends it
@@ -267,7 +267,7 @@ def test_slot_missing(database: Database) -> None:
         reader.await_state("streaming")
         pid = walsender(database)
         database.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-        eventually(lambda: _dropped(database))
+        await_true(lambda: _dropped(database))
         error = code_of(reader)
     assert error.code == "slot_missing"
     assert "backfill" in error.remedy
@@ -353,7 +353,7 @@ def test_another_server_and_other_positions(database: Database, own: Database) -
     stream = ReplicationStream(database.url, "s", "p")
     stream.close()
     here, at = stream.system_identifier, stream.confirmed_lsn
-    eventually(lambda: walsender(database) is None)
+    await_true(lambda: walsender(database) is None)
     for url, known, code in [
         (own.url, Known(here, at, at), "other_server"),
         (database.url, Known(here, at - 8, at), "position_behind_slot"),

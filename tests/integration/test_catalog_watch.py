@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.integration.nats_servers import await_true
+from tests.waits import await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import ConfigError

@@ -7,13 +7,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.waits import await_true
 
 from penstock.core.connect import connect, connect_async, is_lost
 from penstock.embedded.handles import Database
 from penstock.postgres.connect import connect_source
 from penstock.streams.connect import connect as connect_store
-
-from .capturing import eventually
 
 SESSIONS = (
     "SELECT application_name, pid FROM pg_stat_activity WHERE datname = current_database()"
@@ -47,7 +46,7 @@ def test_a_session_that_can_not_be_prepared_is_closed(database: Database) -> Non
             await connect_async(database.url, session="SELECT 1 / %s::int", values=[0])
 
     asyncio.run(same())
-    eventually(lambda: names(database) == [])
+    await_true(lambda: names(database) == [])
 
 
 def test_a_store_s_session_is_prepared(database: Database) -> None:
@@ -62,7 +61,7 @@ def test_a_store_s_session_is_prepared(database: Database) -> None:
 def test_a_source_s_url_may_name_the_application(database: Database) -> None:
     with connect_source(database.url, "penstock:shop"):
         assert names(database) == ["penstock:shop"]
-    eventually(lambda: names(database) == [])
+    await_true(lambda: names(database) == [])
     joint = "&" if "?" in database.url else "?"
     with connect_source(f"{database.url}{joint}application_name=replica", "penstock:shop"):
         assert names(database) == ["replica"]
@@ -76,5 +75,5 @@ def test_a_session_that_the_server_ended_is_lost(database: Database) -> None:
         assert not is_lost(session)
         ((_, pid),) = database.execute(SESSIONS)
         database.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-        eventually(lambda: is_lost(session))
+        await_true(lambda: is_lost(session))
     assert is_lost(session)

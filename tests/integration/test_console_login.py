@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tests.api_help import ApiServer, Shop
 from tests.browser import NARROW, Window
+from tests.waits import await_true
 
 from penstock.api.console.sessions import COOKIE, Sessions
 from penstock.embedded.handles import Database
@@ -67,12 +68,14 @@ def test_what_no_token_opens_is_said(shop: Shop, window: Window) -> None:
     page.get_by_role("button", name="Log in").click()
     page.get_by_text("This token is unknown or revoked").wait_for()
     shop.api.client.get("/v1/tokens")
-    while True:  # the API is notified of new tokens
+
+    def is_known() -> bool:
         page.get_by_label("Token").fill(worker)
         page.get_by_role("button", name="Log in").click()
         page.get_by_role("alert").wait_for()
-        if "worker's" in page.get_by_role("alert").inner_text():
-            break
+        return "worker's" in page.get_by_role("alert").inner_text()
+
+    await_true(is_known, what="the API, which is notified of new tokens, knows the worker's")
     assert "role viewer or admin" in page.get_by_role("alert").inner_text()
     page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
     window.check_fits()

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from tests.api_help import ApiServer, Shop, problem
 from tests.browser import NARROW, WIDE, Window
+from tests.waits import await_true
 
 from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
@@ -56,8 +57,10 @@ def test_a_sink_is_made_step_by_step_and_changed(shop: Shop, window: Window) -> 
     page.get_by_label("Name", exact=True).fill("paid")
     page.get_by_label("public.orders").check()
     page.get_by_label("delete", exact=True).uncheck()
-    while page.locator("#columns-filter option").count() != 4:  # the table's, from Postgres
-        page.wait_for_timeout(50)
+    await_true(
+        lambda: page.locator("#columns-filter option").count() == 4,
+        what="the form offers the table's four columns, from Postgres",
+    )
     for column, operator, value, word in (
         ("total", ">", "100", "and"), ("note", "<>", "it's", "or"), ("Paid At", "is null", "", "and")
     ):  # fmt: skip
@@ -194,8 +197,7 @@ def test_the_next_changes_are_taken_from_the_source(
         writer.join()
     assert '"fresh"' in page.get_by_label("One a line, as JSON").input_value()
     slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'penstock_try%'"
-    while database.execute(slots) != [(0,)]:
-        pass
+    await_true(lambda: database.execute(slots) == [(0,)], what="the slot of the trial is dropped")
 
 
 def test_expressions_are_tried_by_spark(shop: Shop) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.api_help import ApiServer, Shop, known
 from tests.browser import NARROW, WIDE, Window
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 
@@ -92,8 +93,12 @@ def test_a_sink_has_its_settings_and_readers(
     command = page.locator(".copy code").first.inner_text()
     assert f"http://{window.address}/v1/streams/events/receive" in command
     reported["events"]["error"] = f"Nothing listens {XSS}"
-    while page.get_by_text("Nothing listens").count() == 0:
+
+    def shows_the_error() -> bool:
         page.reload()
+        return page.get_by_text("Nothing listens").count() > 0
+
+    await_true(shows_the_error, what="the page shows the error that the run reports")
     assert page.title() == "Sink events · Penstock"
     assert "hush" not in page.content()
     window.check_accessible()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page
-from tests.api_help import TIMEOUT, ApiServer, Shop, known
+from tests.api_help import ApiServer, Shop, known
 from tests.browser import NARROW, WIDE, Window
+from tests.waits import await_true
 
 from penstock.api.console.render import NONE
 from penstock.cli.api_tools import ApiTools
@@ -188,10 +188,7 @@ def test_slots_and_what_they_hold(shop: Shop, window: Window, database: Database
     assert "nothing reads it" in row.inner_text()
     assert "this source's" in row.inner_text()
     assert re.search(r"[\d.]+ MiB", row.inner_text())
-    deadline = time.monotonic() + TIMEOUT
-    while "MiB" not in held.inner_text():
-        assert time.monotonic() < deadline
-        page.wait_for_timeout(100)
+    await_true(lambda: "MiB" in held.inner_text(), what="the page shows the WAL that is held")
     page.get_by_role("link", name="Delete").click()
     page.get_by_text(f"drops the slot {slot}").wait_for()
     page.get_by_label("To go on, type the name").fill("shop")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
-from tests.api_help import TIMEOUT, ApiServer, Shop, known
+from tests.api_help import ApiServer, Shop, known
 from tests.browser import NARROW, WIDE, Window
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 
@@ -46,10 +46,10 @@ def test_a_token_is_made_used_and_revoked(shop: Shop, window: Window) -> None:
         page.get_by_text("The token is revoked").wait_for()
         assert "revoked" in page.get_by_role("row", name=re.compile("mail")).inner_text()
         # The API takes in that a token is revoked by a notification, which no answer shows before.
-        deadline = time.monotonic() + TIMEOUT
-        while worker.get("/v1/streams/events/receive").status_code != 401:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        await_true(
+            lambda: worker.get("/v1/streams/events/receive").status_code == 401,
+            what="the API refuses the revoked token",
+        )
 
 
 def test_what_the_api_refuses_stands_beside_the_field(shop: Shop, window: Window) -> None:

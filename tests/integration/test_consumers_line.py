@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +18,8 @@ from penstock.streams.consumers import line
 from penstock.streams.consumers.line import Call, Statement, numbers
 from penstock.streams.consumers.sessions import Sessions
 from penstock.streams.consumers.types import StoreUnavailable
+
+from ..waits import await_true
 
 SUM = Statement(sql.SQL("SELECT %(a)s::bigint + %(b)s::bigint, %(a)s::bigint, 7 %% 4"))
 LENGTH = Statement(sql.SQL("SELECT length(%(text)s::text)"))
@@ -135,9 +136,12 @@ def test_a_reset_with_an_answer_before_it(database: Database, runs: Callable[...
             await asyncio.sleep(0.2)
             with psycopg.connect(database.url, autocommit=True) as connection:
                 connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
-            while not (events := poll.poll(10_000))[0][1] & select.POLLERR:
-                time.sleep(0.01)  # the event loop must not see the answer before the reset
-            assert events[0][1] & select.POLLIN
+            # Without the event loop, which must not see the answer before the reset.
+            await_true(
+                lambda: poll.poll(10_000)[0][1] & select.POLLERR,
+                what="the kernel resets the connection",
+            )
+            assert poll.poll(0)[0][1] & select.POLLIN
             with pytest.raises(StoreUnavailable):
                 await asyncio.wait_for(asleep, 10)
             for _ in range(2):

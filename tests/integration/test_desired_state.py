@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from tests.integration.nats_servers import await_true
+from tests.waits import await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, ConfigError, StoreError

@@ -15,8 +15,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from tests.drainer_help import SingleDrainer
-from tests.integration.nats_servers import await_true, freeze
+from tests.integration.nats_servers import freeze
 from tests.isolation_help import messages, position
+from tests.waits import await_true
 
 from penstock.core.delivery import DeadLetter, Unfinished, Written
 from penstock.core.errors import SinkError

@@ -20,6 +20,8 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
 from penstock.embedded.process import GuardedProcess
 
+from ..waits import await_true
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -176,8 +178,12 @@ def test_a_guarded_process_leaves_no_grandchildren(folder: Path) -> None:
     script = f"setsid sleep 60 & echo $! > {folder}/pid; exec sleep 60"
     process = GuardedProcess(["sh", "-c", script], log=folder / "log")
     pid = folder / "pid"
-    while not (pid.exists() and pid.read_text().strip()):
+
+    def is_written() -> bool:
         assert process.wait(0.01) is None
+        return pid.exists() and bool(pid.read_text().strip())
+
+    await_true(is_written, what="the guarded process writes its child's process id")
     grandchild = psutil.Process(int(pid.read_text()))
     process.stop()
     assert psutil.wait_procs([grandchild], timeout=60)[1] == []

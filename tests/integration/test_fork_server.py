@@ -10,15 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from tests.pipeline import WORKER, runs
+from tests.waits import await_true
 
 from penstock.spark import fork_server, jvm
 
@@ -52,14 +51,6 @@ for line in sys.stdin:
     except Exception as error:
         print(json.dumps({"error": str(error)[:500]}), flush=True)
 """
-
-
-def wait(true: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    pause = threading.Event()
-    while not true():
-        assert time.monotonic() < deadline, what
-        pause.wait(0.02)
 
 
 class Session:
@@ -139,7 +130,7 @@ def test_a_task_runs_in_a_fork_and_all_end_with_the_session(folder: Path) -> Non
         for process in gone:
             process.send_signal(number)
         assert left(gone) == []
-        wait(lambda: "pid" in session.ask(), "a worker of another daemon")
+        await_true(lambda: "pid" in session.ask(), what="a worker of another daemon")
     family = session.tree()
     (program,) = folder.glob("penstock-jvm-*/python")
     assert session.process.stdin is not None
@@ -163,7 +154,7 @@ def test_without_its_server_spark_starts_python(folder: Path) -> None:
     for process in gone:
         process.kill()
     assert left(gone) == []
-    wait(lambda: session.ask().get("comm") == "python", "a worker that is no fork of it")
+    await_true(lambda: session.ask().get("comm") == "python", what="a worker that is no fork of it")
     assert session.named(WORKER), "the client has become Python"
     family = session.tree()
     session.jvm().kill()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.nats_servers import await_true
 from tests.netns_help import HOST, Machine, machine
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.nats_servers import await_true, freeze
+from tests.integration.nats_servers import freeze
 from tests.isolation_help import (
     SUBJECT,
     Source,
@@ -24,6 +24,7 @@ from tests.isolation_help import (
     published,
     stream_settings,
 )
+from tests.waits import await_true
 
 from penstock.core.errors import SinkError
 from penstock.core.monitor import Report

@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.integration.nats_servers import await_true
 from tests.isolation_help import GROUPS, Source, loaded, nats_settings, position, stream_settings
 from tests.streams_help import read
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats

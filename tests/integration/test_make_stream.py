@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
+from tests.waits import await_true
 
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
@@ -23,7 +24,7 @@ from penstock.runtime.stream_maker import StreamMaker
 from penstock.sinks.nats.check import inspect
 from penstock.sinks.nats.make_stream import ensure_stream, make_stream
 
-from .nats_servers import Writer, await_true, batch
+from .nats_servers import Writer, batch
 
 ROWS = {"kind": "rows", "subject": "{source}.{table}.{key}"}
 

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.drainer_help import SingleDrainer
-from tests.integration.nats_servers import await_true
 from tests.integration.test_drainer import ERROR, Target
 from tests.streams_help import (
     START,
@@ -26,6 +25,7 @@ from tests.streams_help import (
     wire,
     write_part,
 )
+from tests.waits import await_true
 
 from penstock.config.consumers import Filters
 from penstock.core.delivery import Written

@@ -13,7 +13,6 @@ import orjson
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.integration.nats_servers import await_true
 from tests.integration.test_isolation import WINDOW, _ignore_error
 from tests.isolation_help import (
     Source,
@@ -25,6 +24,7 @@ from tests.isolation_help import (
     write_part,
 )
 from tests.streams_help import Change, deleted, inserted, moved, wire
+from tests.waits import await_true
 
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.core.message import Position, RoundPart

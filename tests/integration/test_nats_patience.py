@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waits import await_true
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.delivery import Unfinished
@@ -20,7 +21,7 @@ from penstock.embedded.process import free_port
 from penstock.sinks.nats.sink import NatsSink
 from penstock.sinks.nats.window import WINDOW
 
-from .nats_servers import await_true, batch, freeze
+from .nats_servers import batch, freeze
 
 SUBJECTS = "shop.public.>"
 PATIENCE = 0.4

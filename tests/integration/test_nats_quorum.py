@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.nats_cluster import Cluster, answered
+from tests.waits import await_true
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.errors import SinkError
@@ -18,7 +19,7 @@ from penstock.sinks.nats.publish import Publisher
 from penstock.sinks.nats.sink import NatsSink
 
 from . import test_outbox_sink as outbox
-from .nats_servers import Writer, await_true, batch
+from .nats_servers import Writer, batch
 
 FALSE = {"jetstream_not_enabled", "no_stream"}
 

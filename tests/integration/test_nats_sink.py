@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waits import await_true
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.errors import SinkError
@@ -24,7 +25,6 @@ from penstock.sinks.nats.sink import NatsSink
 
 from .nats_servers import (
     Writer,
-    await_true,
     batch,
     make_certificates,
     make_operator,

@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, pipeline, value
 from tests.streams_help import Change, wire
+from tests.waits import await_true
 
 from penstock.backfill.request import OPEN, Backfills
 from penstock.config.settings import SparkSettings

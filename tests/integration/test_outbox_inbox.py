@@ -15,8 +15,8 @@ from typing import Any
 import nats
 import pytest
 from pydantic import SecretStr
-from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import installed, lease, pipeline, value
+from tests.waits import await_true
 
 from penstock.config.settings import Config
 from penstock.config.sources import OutboxSource

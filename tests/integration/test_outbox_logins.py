@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pydantic import SecretStr
+from tests.waits import await_true
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.errors import PipelineError, SinkError
@@ -22,7 +23,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.settings import OutboxSinkSettings, read
 from penstock.sinks.nats.check import inspect
 
-from .nats_servers import Writer, await_true, batch, make_certificates, make_operator, make_seed
+from .nats_servers import Writer, batch, make_certificates, make_operator, make_seed
 
 PASSWORD, TOKEN = "pa55-w0rd-Xy", "t0ken-Xy-1234567890"
 WRONG = "wr0ng-Xy-1234567890"

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
+from tests.waits import await_true
 
 from penstock.core.delivery import Written
 from penstock.core.message import WIRE_SCHEMA
@@ -23,7 +24,7 @@ from penstock.sinks.nats import client as nats_client
 from penstock.sinks.nats.sink import NatsSink
 from penstock.sinks.nats.task import Task
 
-from .nats_servers import Writer, await_true
+from .nats_servers import Writer
 
 PADDING = "x" * 100
 

@@ -24,6 +24,7 @@ from tests.integration.outbox_sql import (
     raises,
     value,
 )
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 from penstock.outbox.pipelines import find
@@ -490,5 +491,7 @@ def _in_thread(
 
 def _await_waiting(tide: Database, connection: psycopg.Connection[Any]) -> None:
     pid = connection.info.backend_pid
-    while not value(tide, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid):
-        pass
+    await_true(
+        lambda: value(tide, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid),
+        what="the statement waits for another transaction",
+    )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.outbox_sql import SOURCE, installed, raises, value
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 
@@ -216,8 +217,10 @@ def test_two_that_fail_one_message_at_once_are_both_counted(tide: Database) -> N
         thread.start()
         with tide.connect(autocommit=True) as watcher:
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            while watcher.execute(waiting).fetchone() == (0,):
-                pass
+            await_true(
+                lambda: watcher.execute(waiting).fetchone() != (0,),
+                what="the second failure waits for the first",
+            )
         one.commit()
         thread.join()
     assert found == ["failed"]

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import delivered, installed, lease, pipeline, value
+from tests.waits import await_true
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app

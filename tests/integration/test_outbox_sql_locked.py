@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 from structlog.testing import capture_logs
-from tests.integration.nats_servers import await_true
 from tests.integration.outbox_sql import delivered, ids, installed, pipeline
+from tests.waits import await_true
 
 from penstock.config.settings import Config, SparkSettings
 from penstock.config.sources import OutboxSource

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.integration.outbox_sql import CONFIG, SOURCE, installed, pipeline, raises, role, value
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 from penstock.outbox.sql.install import VERSION, install, script
@@ -38,8 +39,12 @@ class Waiting:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         pid = self._connection.info.backend_pid
-        while not value(tide, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid):
+
+        def waits() -> bool:
             assert self._thread.is_alive(), (statement, self.state)
+            return bool(value(tide, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid))
+
+        await_true(waits, what=f"it waits for another transaction: {statement}")
 
     def _run(self) -> None:
         try:

@@ -7,6 +7,7 @@ import threading
 import psycopg
 import pytest
 from tests.integration.outbox_sql import installed, pipeline, raises, role, value
+from tests.waits import await_true
 
 from penstock.embedded.handles import Database
 from penstock.outbox.pipelines import find_inboxes
@@ -109,8 +110,8 @@ def test_grants_at_the_same_time_are_one_after_the_other(tide: Database) -> None
         first.execute(grant, ["o", name])
         thread = threading.Thread(target=second.execute, args=(grant, ["other", name]))
         thread.start()
-        while not value(tide, "SELECT pg_blocking_pids(%s) <> '{}'", second.info.backend_pid):
-            pass
+        blocked, pid = "SELECT pg_blocking_pids(%s) <> '{}'", second.info.backend_pid
+        await_true(lambda: value(tide, blocked, pid), what="the second grant waits for the first")
         first.commit()
         thread.join()
         second.commit()

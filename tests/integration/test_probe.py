@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from tests.integration.nats_servers import freeze
+from tests.waits import await_true
 
 from penstock.core.health import GRACE_SECONDS
 from penstock.embedded.handles import Database
 from penstock.embedded.process import free_port
 from penstock.streams.probe import Probe
-
-from .capturing import eventually
 
 SESSIONS = (
     "SELECT pid FROM pg_stat_activity WHERE application_name = 'penstock probe'"
@@ -27,7 +26,7 @@ SESSIONS = (
 
 
 def session(database: Database) -> int:
-    eventually(lambda: len(database.execute(SESSIONS)) == 1)
+    await_true(lambda: len(database.execute(SESSIONS)) == 1)
     ((pid,),) = database.execute(SESSIONS)
     return int(pid)
 

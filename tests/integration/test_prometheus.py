@@ -9,14 +9,14 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from tests.metrics_help import Process
 from tests.promql_help import DOCS, alerts, panels
+from tests.waits import await_true
 
 from penstock.api.health import Server, application
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     not (PROMETHEUS and PROMTOOL),
     reason="no prometheus and promtool on PATH: `apt-get install prometheus` has both",
 )
-PATIENCE = 60.0
+
 CONFIG = """\
 global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: ['RULES']
@@ -73,13 +73,6 @@ def filled(expression: str) -> str:
     return expression
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}"
-        time.sleep(0.2)
-
-
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     assert PROMETHEUS
@@ -99,7 +92,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         )  # fmt: skip
     try:
         scraped = Scraped(process, address)
-        wait_for(scraped.ready, f"two scrapes; see {folder / 'log'}")
+        await_true(scraped.ready, what=f"two scrapes; see {folder / 'log'}")
         yield scraped
     finally:
         running.terminate()
@@ -129,7 +122,7 @@ def test_each_panel_shows_something_and_each_alert_fires_when_it_should(scraped:
     for name, expression in rules.items():
         if name in ("PenstockDown", "PenstockDegraded"):
             continue
-        wait_for(lambda of=expression: bool(scraped.query(of)), f"{name} fires")  # type: ignore[misc]
+        await_true(lambda of=expression: bool(scraped.query(of)), what=f"{name} fires")  # type: ignore[misc]
     assert scraped.query(rules["PenstockDegraded"])  # a sync, a consumer
     of = {rule["name"]: rule for rule in scraped.rules().values()}
     assert all(rule["health"] == "ok" for rule in of.values()), of

@@ -82,8 +82,9 @@ def test_the_list_is_read_again_when_the_store_is_back(monkeypatch: pytest.Monke
                 store, stop = MemoryConsumers(a), asyncio.Event()
                 store.away = True
                 task = asyncio.create_task(Pusher(cast(Consumers, store)).run(stop))
-                while not logs:
-                    await asyncio.sleep(0.01)
+                async with asyncio.timeout(60):
+                    while not logs:
+                        await asyncio.sleep(0.01)
                 store.away = False
                 await a.all_acked()
                 stop.set()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from tests.integration.nats_servers import await_true
+from tests.waits import await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import StoreError

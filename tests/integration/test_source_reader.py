@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from tests.integration.capturing import PATIENCE, confirmed, eventually
+from tests.integration.capturing import PATIENCE, confirmed
+from tests.waits import await_true
 
 from penstock.core.errors import CaptureError
 from penstock.core.message import Position
@@ -31,7 +32,7 @@ def reading(database: Database, **options: str) -> Iterator[PostgresChangesReade
         reader.stop()
         # The server notices a moment later that the slot's reader has gone.
         active = "SELECT FROM pg_replication_slots WHERE slot_name = 's' AND active"
-        eventually(lambda: not database.execute(active))
+        await_true(lambda: not database.execute(active))
 
 
 def after(reader: PostgresChangesReader, start: Offset, rows: int = 1_000) -> Offset:
@@ -80,7 +81,7 @@ def test_batches_and_restarts(database: Database) -> None:
         assert ids(reader, again, after(reader, again)) == ['{"id":0}']
         reader.commit(third)
         # While it reads: its last report may have been of before the transaction's end.
-        eventually(lambda: confirmed(database) > Position.from_offset(third).lsn)
+        await_true(lambda: confirmed(database) > Position.from_offset(third).lsn)
 
 
 def test_a_position_ahead_of_the_server(database: Database) -> None:

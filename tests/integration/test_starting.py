@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.drainer_help import SingleDrainer
-from tests.integration.nats_servers import await_true
 from tests.isolation_help import nats_settings, published, write_part
 from tests.streams_help import Change, wire
+from tests.waits import await_true
 
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.errors import SinkError

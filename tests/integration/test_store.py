@@ -15,8 +15,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.integration.nats_servers import await_true
 from tests.streams_help import make_stream, writer_of
+from tests.waits import await_true
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter

@@ -9,7 +9,6 @@ from queue import SimpleQueue
 import psycopg
 import pytest
 from structlog.testing import capture_logs
-from tests.integration.nats_servers import await_true
 from tests.streams_help import (
     Change,
     in_stream,
@@ -20,6 +19,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
+from tests.waits import await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import SinkError, StoreError

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from structlog.testing import capture_logs
-from tests.integration.nats_servers import await_true, freeze
+from tests.integration.nats_servers import freeze
 from tests.streams_help import (
     Change,
     deleted,
@@ -32,6 +32,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
+from tests.waits import await_true
 
 from penstock.core.errors import StoreError
 from penstock.core.message import DELETE, Position, RoundPart
@@ -380,8 +381,7 @@ def test_it_runs_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
     stream = make_stream(store)
     publish(store, stream, [inserted(1)])
     with Maintenance(store.url):
-        while segments(store, stream) == 1:
-            pass
+        await_true(lambda: segments(store, stream) > 1, what="the maintenance closes a segment")
 
 
 def test_it_outlives_an_unforeseen_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.integration.nats_servers import await_true
 from tests.streams_help import (
     START,
     Change,
@@ -31,6 +30,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
+from tests.waits import await_true
 
 from penstock.core.errors import SinkError
 from penstock.core.message import Position, RoundPart

@@ -22,11 +22,12 @@ async def end_of_a_late_connection() -> None:
     """
     server = Uvicorn(FastAPI())
     serving = asyncio.create_task(server.serve([bind("127.0.0.1:0")]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-    server.should_exit = True
-    while not server.server_state.is_ending:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while not server.started:
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        while not server.server_state.is_ending:
+            await asyncio.sleep(0)
     client, accepted = socket.socketpair()
     loop = asyncio.get_running_loop()
     with client:

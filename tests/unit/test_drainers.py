@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from tests.streams_help import Change, wire
+from tests.waits import await_true
 
 from penstock.core.delivery import Unfinished, Written
 from penstock.core.errors import SinkError, StoreError
@@ -31,13 +31,6 @@ DONE = Position(100, 0)
 _SOON = 1.5
 """Before the store is asked again without a wake."""
 AWAY = SinkError("connection_refused", "Nothing listens there.")
-
-
-def await_true(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come true"
-        threading.Event().wait(0.01)
 
 
 class Store:

@@ -31,7 +31,11 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
         return after, [], False
 
     capture = SimpleNamespace(
-        start=Position(20, 0), on_read=None, altered=lambda: None, hand_out=hand_out
+        start=Position(20, 0),
+        on_read=None,
+        altered=lambda: None,
+        hand_out=hand_out,
+        confirm=events.put,
     )
     loop = RoundLoop(
         host="127.0.0.1", max_rows=10, in_step=False, seconds=60,

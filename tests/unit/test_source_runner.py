@@ -13,7 +13,7 @@ from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.health import Level
 from penstock.runtime import runners as runners_module
-from penstock.runtime import source_runner
+from penstock.runtime import source_runner, start_delay
 from penstock.runtime.runners import Runners
 from penstock.runtime.state import RunState
 
@@ -107,7 +107,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = FakeRun.world = World()
     monkeypatch.setattr(source_runner, "Lease", FakeLease)
     monkeypatch.setattr(source_runner, "Run", FakeRun)
-    monkeypatch.setattr(source_runner, "_BACKOFF_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(start_delay, "_BACKOFF_SECONDS", (0.01, 0.02))
     yield world
     world.down.clear()
 

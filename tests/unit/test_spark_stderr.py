@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
+from tests.waits import await_true
 
 from penstock.spark.stderr import Filter, Forwarder
 
@@ -41,8 +41,7 @@ def test_what_a_process_writes_before_it_has_started_is_held_back(
     forwarder = Forwarder()
     os.write(forwarder.file, b"Invalid initial heap size: -Xmslots\nTraceback (most rec")
     os.write(forwarder.file, b"ent call last):\n  File x\nValueError: why\n")
-    while len(forwarder.last()) < 2:
-        threading.Event().wait(0.01)
+    await_true(lambda: len(forwarder.last()) >= 2, what="both lines of the error are read")
     assert caplog.messages == []
     forwarder.started()
     os.write(forwarder.file, b"later\n")

@@ -10,9 +10,10 @@ from email.utils import format_datetime
 
 import httpx
 import pytest
-from tests.localstripe import KEY, localstripe, wait_for
+from tests.localstripe import KEY, localstripe
 from tests.loopback_api import Answer, Asked, LoopbackApi
 from tests.sync_copy import Copy, made
+from tests.waits import await_true
 
 from penstock.syncs.connectors.contract import Json, Kind
 from penstock.syncs.connectors.make import ready_settings
@@ -49,7 +50,9 @@ def test_stripe_with_localstripe(stripe: httpx.Client) -> None:
     stripe.delete(f"/v1/customers/{first[1]}").raise_for_status()
     last = create("last")
     # The clock of an API counts in seconds: what is of this one is read by the next poll.
-    wait_for(lambda: bool(copy.job(Kind.POLL)) and last in copy.records)
+    await_true(
+        lambda: bool(copy.job(Kind.POLL)) and last in copy.records, what="the last record is copied"
+    )
     assert copy.records[first[1]].deleted
     assert copy.alive()[first[0]]["name"] == "new"
     there = {

@@ -26,6 +26,7 @@ from penstock.core import log as logging
 from penstock.core import startup
 from penstock.core.errors import ConfigError, SparkError
 from penstock.core.health import Failure, Part, run_part, worker_part
+from penstock.core.self_pipe import SelfPipe
 from penstock.core.startup import Step, step
 from penstock.desired.feed import Feed
 from penstock.desired.from_file import apply_file
@@ -75,6 +76,7 @@ class Service:
         self._config = config
         self._once = once
         self._stopping = threading.Event()
+        self._signals: SelfPipe  # while `main` runs
         self._failure: Failure | None = None
         self._outage: Failure | None = None
         self._store_url = store_url
@@ -117,8 +119,8 @@ class Service:
         if self._run is not None:
             self._run.store_outage(error)
 
-    def stop(self, *_: object) -> None:
-        """Request an orderly end (a signal handler)."""
+    def stop(self) -> None:
+        """Request an orderly end, from any thread; a signal's handler must not, as it takes locks."""
         self._stopping.set()
         for part in (self._run, *self._relays):
             if part is not None:
@@ -126,8 +128,9 @@ class Service:
 
     def main(self, listen: str) -> int:
         """Run to the end and return the exit code."""
-        self._take_signals()
         with contextlib.ExitStack() as stack:
+            self._signals = stack.enter_context(SelfPipe(self.stop))
+            self._take_signals()
             server = None if self._once else self._serve(listen)
             if server is not None:
                 stack.callback(server.close)
@@ -201,7 +204,7 @@ class Service:
 
     def _take_signals(self) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self.stop)
+            signal.signal(signum, self._signals.notify)
 
     def _spark(self) -> SparkSession | None:
         """Return the session, or None where it can't start or the end was requested meanwhile."""

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.core.self_pipe import SelfPipe
+
 
 @contextlib.contextmanager
 def signals(stop: threading.Event) -> Iterator[None]:
@@ -15,16 +17,20 @@ def signals(stop: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    requested = False
 
     def request(number: int, _frame: Any) -> None:
-        if stop.is_set() and number == signal.SIGINT:
+        nonlocal requested
+        if (requested or stop.is_set()) and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.set()
+        requested = True
+        pipe.notify()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, request) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with SelfPipe(stop.set) as pipe:
+        before = {number: signal.signal(number, request) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -6,7 +6,6 @@ session alone. `penstock.cli.service` has the process around it.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -15,12 +14,12 @@ from typing import Self
 import structlog
 from pyspark.sql import SparkSession
 
-from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
 from penstock.config.settings import Config
 from penstock.core.errors import StoreError
 from penstock.core.health import Failure, Part, run_part
 from penstock.core.monitor import Monitor, Report
 from penstock.core.startup import Step
+from penstock.runtime.backfills import RunBackfills
 from penstock.runtime.drain import DRAIN_SECONDS, Mark, await_captures
 from penstock.runtime.guard import Guard, SlotGuard
 from penstock.runtime.handover import NextQuery, monitor_for
@@ -91,7 +90,7 @@ class Run:
             config, self.store, self._guard, self._stopping, claim, follows=follows
         )
         self._log = RunLog(paused.starting) if run_log is None else run_log
-        self._backfilling: BackfillSupervisor | None = None
+        self._backfills = RunBackfills(config, store_url, self._sources, self.state, paused)
         self._monitor: Monitor | None = None
         self._spark: SparkSession | None = None
         self._prepared: NextQuery | None = None
@@ -123,8 +122,7 @@ class Run:
             self._guard.confirmed(
                 report["capture"], report["confirmed_lsn"], report.get("confirmed_time", 0)
             )
-        if self._backfilling is not None:
-            self._backfilling.handle(report)
+        self._backfills.handle(report)
         self._wake.set()
         return None
 
@@ -258,8 +256,12 @@ class Run:
 
     def work(self) -> None:
         """Begin what goes on beside the queries; raises `StoreError`."""
-        if self._monitor is not None and not self._stopping.is_set():
-            self._start_backfilling(self._monitor)
+        if self._monitor is None or self._stopping.is_set():
+            return
+        if self._once:
+            self._backfills.leave_out()
+        else:
+            self._backfills.start(self._monitor)
 
     def follow(self) -> None:
         """Begin that, and the part in the store, once the run before has ended; waits for the store."""
@@ -284,8 +286,7 @@ class Run:
         """
         if not self._stopping.is_set() or self._monitor is None:
             return False
-        if self._backfilling is not None:
-            self._backfilling.drain()
+        self._backfills.drain()
         if self.lost_claim:
             return False
         alive = [name for name, query in self._queries.items() if query.alive]
@@ -309,21 +310,9 @@ class Run:
         stop_queries(self._spark, names)
         if self._prepared is not None and self._prepared.pipeline.name not in names:
             self._prepared.close()  # the end was asked for before it was used
-        if self._backfilling is not None:
-            self._backfilling.close()
+        self._backfills.close()
         monitor.flush()
         monitor.close()
-
-    def _start_backfilling(self, monitor: Monitor) -> None:
-        if self._once:  # a backfill may take longer than what is there now
-            with contextlib.suppress(StoreError):  # the next write to the store reports it
-                log_left_out(self._config, self.store.url, self._sources)
-            return
-        self._backfilling = BackfillSupervisor(
-            self._config, self.store.url, self._sources, monitor.command,
-            self._adds_to_backlog, self.state.show_backfills,
-        )  # fmt: skip
-        self._backfilling.start()
 
     def attend(self, on_ready: Callable[[], None]) -> None:
         """Log and check what the reports bring, until the end is asked for or all queries ended."""
@@ -345,10 +334,6 @@ class Run:
                 self._fail(failure)
         if self._once:
             self._await_backlogs()
-
-    def _adds_to_backlog(self, sink: str) -> bool:
-        """Return whether a backfill would only add to what waits for a sink."""
-        return self.state.sinks[sink].behind and sink not in self._paused.starting
 
     def resume(self, sink: str) -> None:
         """Deliver from now on what waits for a paused sink; raises `StoreError`."""

@@ -216,7 +216,9 @@ class Runners:
         self.syncs.stop()
         if self._remover is not None:
             self._remover.stop()
-        for runner in [*list(self._runners.values()), *self._ending]:  # no lock: a signal's handler
+        with self._lock:
+            runners = [*self._runners.values(), *self._ending]
+        for runner in runners:
             runner.stop()
         self._wake.set()
         if self._feed is not None:

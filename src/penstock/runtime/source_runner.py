@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Final
 
 import structlog
 
 from penstock.config.settings import Config
-from penstock.core.backoff import Backoff
 from penstock.core.errors import CaptureError, PenstockError, SetupError, StoreError
 from penstock.core.health import Failure, Level, Part
 from penstock.runtime.desired_config import DesiredConfig
@@ -24,11 +22,9 @@ from penstock.runtime.replacement import Replacement, Successor
 from penstock.runtime.run import Run
 from penstock.runtime.runner_context import RunnerContext
 from penstock.runtime.standby import Standby
+from penstock.runtime.start_delay import StartDelay
 from penstock.spark.reasons import query_failure
 from penstock.streams.claim import HOLDER
-
-_BACKOFF_SECONDS: Final = (1.0, 30.0)
-"""Between two tries to begin, where the source or the store can't be reached."""
 
 log = structlog.get_logger("penstock")
 
@@ -46,9 +42,8 @@ class SourceRunner:
         self._successor: Successor | None = None
         self._retired = threading.Event()  # whether the run before the current one is taken down
         self._retired.set()
-        self._delayed: Failure | None = None
-        self._backoff = Backoff(*_BACKOFF_SECONDS)
         self._stopping = threading.Event()
+        self._delay = StartDelay(name, self._stopping, context.noticed)
         self._lease = Lease(context.store_url, name, self._lost)
         self._standby = Standby(
             name, self._lease, self._desired, context, self._stopping, self._note_holder
@@ -72,7 +67,7 @@ class SourceRunner:
     @property
     def delayed(self) -> bool:
         """Whether it could not begin, and tries again."""
-        return self._delayed is not None and self._thread.is_alive()
+        return self._delay.failure is not None and self._thread.is_alive()
 
     @property
     def settled(self) -> bool:
@@ -118,7 +113,7 @@ class SourceRunner:
     def parts(self) -> list[Part]:
         """Return what is wrong with it beside the state of its run."""
         subject = f"source {self.name}"
-        if (failure := self.failure or self._delayed) is not None:
+        if (failure := self.failure or self._delay.failure) is not None:
             return [Part.failing(subject, Level.FAILED, failure)]
         if (refusal := self._desired.refusal) is not None:
             return [Part.failing(subject, Level.DEGRADED, refusal)]
@@ -193,7 +188,8 @@ class SourceRunner:
                 return
             config = self._desired.next() or config  # its consumers may be newer
             if (left := self._context.remove(self.name, config)) is not None:
-                self._delay(left)
+                self.error = left
+                self._delay.wait(left)
                 return
             run = self._run_of(config)
             try:
@@ -203,7 +199,8 @@ class SourceRunner:
                 run = self._end(run)
         except (CaptureError, StoreError) as error:
             if error.transient and not self._context.once:
-                self._delay(error)
+                self.error = error
+                self._delay.wait(error)
             elif good is None or good is config or self._stopping.is_set():
                 raise
             else:
@@ -220,16 +217,6 @@ class SourceRunner:
             self._desired.refuse(config, SetupError(found.code, found.cause, remedy=found.remedy))
         elif run.failure is not None:
             self.failure = run.failure.lasting(None, time.time())
-
-    def _delay(self, error: PenstockError) -> None:
-        """Wait before the next try to begin."""
-        failure = Failure.by(error)
-        if self._delayed is None or self._delayed.cause != failure.cause:
-            log.warning("the source can't be run now; trying again", source=self.name,
-                        code=error.code, error=str(error))  # fmt: skip
-        self.error, self._delayed = error, failure.lasting(self._delayed, time.time())
-        self._context.noticed()
-        self._stopping.wait(self._backoff.after_failure())
 
     def _run_of(self, config: Config) -> Run:
         follows = self._desired.good is not None
@@ -253,8 +240,8 @@ class SourceRunner:
         run.prepare(quietly=self._desired.good is not None)
         if run.failure is not None:
             return False
-        self.prepared, self.error, self._delayed = True, None, None
-        self._backoff.reset()
+        self.prepared, self.error = True, None
+        self._delay.end()
         self._desired.take(config)
         self._context.noticed()
         spark = self._context.spark.get()

@@ -24,7 +24,7 @@ from penstock.postgres.reads import Reads
 from penstock.spark.lane_server import Event, Joined, LaneServer, Lost
 from penstock.spark.lanes import LAST, MORE
 from penstock.spark.rounds import Part, Rounds
-from penstock.spark.settled import Outcomes, Settled
+from penstock.spark.settled import Settled, Settlement
 
 _INTERVAL: Final = 0.003
 """Between two rounds, in seconds: what comes within it shares what a round costs."""
@@ -32,7 +32,6 @@ _STREAMS_INTERVAL: Final = 0.005
 """The same where streams are written: a round costs a transaction, and each of its consumers a step."""
 _FULL_ROWS: Final = 500
 """A round of so many messages needs no pause behind it."""
-_SETTLE_SECONDS: Final = 0.1
 _IDLE_SECONDS: Final = 1.0
 
 log = structlog.get_logger("penstock.rounds")
@@ -76,7 +75,7 @@ class RoundLoop:
         self._interval = _STREAMS_INTERVAL if in_step else _INTERVAL
         self._max_rows = max_rows
         self._seconds = seconds
-        self._on_settled = on_settled
+        self._settlement = Settlement(on_settled)
         self._on_failed_reads = on_failed_reads
         self._on_joined = on_joined
         self._on_drained = on_drained
@@ -84,12 +83,10 @@ class RoundLoop:
         self._reported = reported
         self._batch_rows = batch_rows
         self._ends_by_itself = batch_rows > 0
-        self._position = self._settled = self._rounds.confirmed  # the end of what is handed out
+        self._position = self._rounds.confirmed  # the end of what is handed out
         self._joined: set[int] = set()
         self._drained = False
-        self._settle_at = 0.0
         self._not_before = 0.0
-        self._outcomes = Outcomes()
         self._sent: list[Part] = []
         self._opened: tuple[int, float] | None = None  # the batch, and since when
         self._rows = 0  # of this batch
@@ -192,7 +189,8 @@ class RoundLoop:
         self._capture, self._until_lsn = capture, until_lsn
         self._ends_by_itself = self._ends_by_itself or until_lsn is not None
         self._rounds.begin(capture.start)
-        self._position = self._settled = capture.start
+        self._position = capture.start
+        self._settlement.begin(capture.start, capture.confirm)
         if self._opened is not None:
             self._opened = self._opened[0], time.monotonic()
 
@@ -206,8 +204,8 @@ class RoundLoop:
         if self._sent and not self._server.unsent:
             return 0.0
         now, until = time.monotonic(), _IDLE_SECONDS
-        if self._reported and self._rounds.confirmed > self._settled:
-            until = min(until, self._settle_at - now)
+        if self._reported:
+            until = min(until, self._settlement.due_in(self._rounds.confirmed, now))
         # A wake for nothing costs as much as a report. So what is read wakes this thread only where it
         # can be handed out now, and the end of an interval does where there is something.
         self._armed = self._may_hand_out()
@@ -246,7 +244,7 @@ class RoundLoop:
         more = self._rounds.done(id_, behind)
         if end is None:
             return
-        self._outcomes.add(end, counts, outcomes)
+        self._settlement.add(end, counts, outcomes)
         self._send(more)
 
     def _hand_out(self) -> None:
@@ -316,20 +314,11 @@ class RoundLoop:
                 self._send(self._rounds.done(part.meta.id))
 
     def _settle(self, *, now: bool = False) -> None:
-        """Report and confirm what is done, not more often than need be."""
-        done = self._rounds.confirmed
-        if not self._reported or self._capture is None:
+        if not self._reported:
             return
-        if done <= self._settled:
-            self._settle_at = time.monotonic() + _SETTLE_SECONDS
-            return
-        if not (now or self._rounds.was_awaited or time.monotonic() >= self._settle_at):
-            return
-        self._settle_at = time.monotonic() + _SETTLE_SECONDS
-        self._rounds.was_awaited = False
-        self._on_settled(self._outcomes.settle(self._settled, done))
-        self._settled = done
-        self._capture.confirm(done)
+        now = now or self._rounds.was_awaited
+        if self._settlement.settle(self._rounds.confirmed, now=now):
+            self._rounds.was_awaited = False
 
     def _end(self) -> None:
         """End the batch, where it is to end and all of it is done."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from penstock.core.counting import Counts
 from penstock.core.message import Position, RoundPart
+
+_SECONDS: Final = 0.1
+"""How long what is done may wait for its confirmation, so that several rounds share one."""
 
 
 class Settled(NamedTuple):
@@ -56,3 +61,41 @@ class Outcomes:
                 counts[sink] = counts.get(sink, Counts()).plus(of)
         outcomes, self._outcomes = self._outcomes, {}
         return Settled(RoundPart(start, done, 0, 1), counts, outcomes)
+
+
+class Settlement:
+    """Passes on what is done, and confirms it, not more often than need be.
+
+    `on_settled` is called before what is done is confirmed to the server.
+    """
+
+    def __init__(self, on_settled: Callable[[Settled], None]) -> None:
+        self._on_settled = on_settled
+        self._outcomes = Outcomes()
+        self.add: Final = self._outcomes.add
+        self._confirm: Callable[[Position], None] | None = None
+        self._due = 0.0
+
+    def begin(self, start: Position, confirm: Callable[[Position], None]) -> None:
+        """Settle what is done behind `start`."""
+        self._settled, self._confirm = start, confirm
+
+    def due_in(self, done: Position, now: float) -> float:
+        """Return in how many seconds what is done up to here is to be settled."""
+        if self._confirm is None or done <= self._settled:
+            return math.inf
+        return self._due - now
+
+    def settle(self, done: Position, *, now: bool) -> bool:
+        """Settle what is done up to here if it is due, or `now`; return whether there was anything."""
+        time_ = time.monotonic()
+        if self._confirm is None or done <= self._settled:
+            self._due = time_ + _SECONDS
+            return False
+        if not now and time_ < self._due:
+            return False
+        self._due = time_ + _SECONDS
+        self._on_settled(self._outcomes.settle(self._settled, done))
+        self._settled = done
+        self._confirm(done)
+        return True

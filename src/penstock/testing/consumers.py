@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.config.consumers import ConsumerSettings, settings_of
+from penstock.streams.consumers.changes import Check, accept, check_settings
 from penstock.streams.consumers.facts import ConsumerFacts
-from penstock.streams.consumers.registry import Check, accept, check_settings
 from penstock.streams.consumers.state import START
 from penstock.streams.consumers.types import (
     ConsumerInfo,

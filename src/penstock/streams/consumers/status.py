@@ -6,10 +6,13 @@ itself (`Consumer.facts`), which counts once and then follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+import psycopg
+import structlog
 from psycopg import sql
 
 from penstock.core import queries
@@ -18,16 +21,21 @@ from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_pos
 from penstock.streams.consumers.selection import ALL
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import START, State, replay
-from penstock.streams.consumers.types import ConsumerInfo
+from penstock.streams.consumers.types import ConsumerError, ConsumerInfo, StoreUnavailable
 from penstock.streams.consumers.view import Segment, StreamRef, StreamView
 from penstock.streams.names import batches_table, consumer_table, segment_table
 
-AT_ONCE: Final = 100
+_AT_ONCE: Final = 100
 """So many consumers are read at once."""
+_COUNTED_AT_ONCE: Final = 4
+_PATIENCE: Final = 10.0
+"""Seconds for those that are read at once, and for one that counts by itself."""
 _LOOKED_AT: Final = 20_000
 _KEPT: Final = 20_000
 _END: Final = (2**63 - 1, 2**63 - 1)
 _HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
+
+_log: Final = structlog.get_logger("penstock.streams")
 
 Newest = tuple[int, State]
 """The number of a log's last entry, and the state that the log comes to."""
@@ -64,12 +72,59 @@ class _View:
 
 
 class Status:
-    """Reads how consumers are. `served` gives the newest state that this process has of one, if any."""
+    """Reads how consumers are.
 
-    def __init__(self, sessions: Sessions, served: Callable[[int], Newest | None]) -> None:
+    `served` gives the newest state that this process has of one, if any. `counted` has a consumer count
+    by itself what waits for it, and may raise.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        served: Callable[[int], Newest | None],
+        counted: Callable[[str], Awaitable[ConsumerFacts]],
+    ) -> None:
         self._sessions = sessions
         self._served = served
+        self._counted = counted
         self._known: dict[int, Newest] = {}
+
+    async def facts(self, infos: Sequence[ConsumerInfo]) -> dict[int, ConsumerFacts | None]:
+        """Return the facts of consumers by id, None where the store gave no answer to that.
+
+        Those that are gone are not in it.
+        """
+        found: dict[int, ConsumerFacts | None] = {}
+        for first in range(0, len(infos), _AT_ONCE):
+            found |= await self._some_facts(infos[first : first + _AT_ONCE])
+        return found
+
+    async def _some_facts(self, infos: Sequence[ConsumerInfo]) -> dict[int, ConsumerFacts | None]:
+        found: dict[int, ConsumerFacts | None]
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                found = await self.read(infos)
+        except (StoreUnavailable, psycopg.errors.UndefinedTable, TimeoutError):
+            found = dict.fromkeys(info.id for info in infos)
+        except Exception:
+            _log.exception("the status of consumers can't be read")
+            found = dict.fromkeys(info.id for info in infos)
+        rest = [info for info in infos if found.get(info.id, True) is None]
+        some = asyncio.Semaphore(_COUNTED_AT_ONCE)
+        looked = await asyncio.gather(*[self._one_facts(info.name, some) for info in rest])
+        found |= {info.id: facts for info, facts in zip(rest, looked, strict=True)}
+        return found
+
+    async def _one_facts(self, name: str, some: asyncio.Semaphore) -> ConsumerFacts | None:
+        """Return how one consumer is, None where that can't be read."""
+        try:
+            async with some, asyncio.timeout(_PATIENCE):
+                return await self._counted(name)
+        except (ConsumerError, TimeoutError):
+            pass
+        except Exception:
+            _log.exception("the status of a consumer can't be read", consumer=name)
+        return None
 
     async def read(self, infos: Sequence[ConsumerInfo]) -> dict[int, ConsumerFacts | None]:
         """Return the facts of consumers by id, None where a consumer has to be looked at by itself.
