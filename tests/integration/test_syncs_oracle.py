@@ -7,14 +7,12 @@ and a kill is an exception that nothing catches. Events are what a trigger sees 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import msgspec
 import psycopg
@@ -33,6 +31,7 @@ from tests.faulty_api import (
     made,
 )
 from tests.integration.test_record_writer import LOG
+from tests.sync_oracle import Event, judge, rows_of
 
 from penstock.config.providers import RestProvider
 from penstock.core.delivery import DeadLetter
@@ -184,46 +183,26 @@ class Rig:
         """Compare the events, the newest records and the APIs."""
         with psycopg.connect(self.url) as connection:
             for sync, api in self.apis.items():
-                query = "SELECT to_jsonb(r) FROM penstock.records r WHERE sync_id = %s"
-                rows = [row for (row,) in connection.execute(query, [UUID(sync)])]
                 log = connection.execute(
                     "SELECT action, old, new FROM public.log WHERE new ->> 'sync_id' = %s ORDER BY n",
                     [sync],
                 ).fetchall()
-                _compare(api, self.names, rows, log)
+                events = [_event(*of) for of in log]
+                judge(api, self.names, rows_of(connection, sync), events)
         for _, progress in self.scheduler.progresses:
             assert not progress.failed
             assert progress.stuck is None
 
 
-def _compare(api: FaultyApi, names: Sequence[str], rows: list[Any], log: list[Any]) -> None:
-    folded: dict[Any, Any] = {}
-    deletes: Counter[Any] = Counter()
-    for action, old, new in log:
-        key = new["collection_id"].removeprefix("fake:"), new["upstream_id"]
-        before, version = folded.get(key), new["data"].get("v", 0)
-        was_deleted = action == "INSERT" or old["deleted"]
-        if new["deleted"]:
-            assert before is None or not before[0], f"{key} is deleted twice"
-            deletes[key] += 0 if was_deleted else 1
-        elif before is not None:
-            assert version > before[1], f"{key} has version {version} after {before}"
-            assert was_deleted == before[0], f"{key} is inserted twice"
-        else:
-            assert was_deleted
-        if old is not None:
-            times = old["upstream_updated_at"], new["upstream_updated_at"]
-            assert times[0] is None or times[1] >= times[0]
-        folded[key] = new["deleted"], max(version, before[1] if before else 0), new["data"]
-    newest = {(row["collection_id"].removeprefix("fake:"), row["upstream_id"]): row for row in rows}
-    assert {k: (of[0], of[2]) for k, of in folded.items()} == {
-        key: (row["deleted"], row["data"]) for key, row in newest.items()
-    }
-    for name in names:
-        alive = {i: of[2] for (of_name, i), of in folded.items() if of_name == name and not of[0]}
-        assert alive == json.loads(json.dumps(api.alive(name))), name
-    for (name, id_), count in deletes.items():
-        assert count <= api.deletes[name, int(id_)], f"{name} {id_} is deleted too often"
+def _event(action: str, old: Any, new: Any) -> Event:
+    """Return the event that a change of the table is; one that is none is `unseen`."""
+    was_deleted = action == "INSERT" or old["deleted"]
+    what = "updated"
+    if new["deleted"]:
+        what = "unseen" if action == "INSERT" else "deleted"
+    elif was_deleted:
+        what = "inserted"
+    return Event.of(what, new)
 
 
 @pytest.fixture
