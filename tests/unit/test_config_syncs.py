@@ -99,6 +99,13 @@ def test_what_the_file_has(tmp_path: Path) -> None:
     assert collection_id("stripe", "stripe:prices") == collection_id("stripe", "prices")
 
 
+def test_the_query_of_all_syncs_takes_its_part_of_sparks_slots(tmp_path: Path) -> None:
+    config = read(tmp_path, FILE)
+    assert config.sharing == len(config.running_sources) + 1
+    disabled = FILE.replace("credential: live", "credential: live\n    status: disabled")
+    assert read(tmp_path, disabled).sharing == max(1, len(config.running_sources))
+
+
 def test_the_store_of_records_is_read_with_the_store(tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text(FILE)

@@ -305,6 +305,18 @@ def test_a_batch_ends_between_two_pages_and_the_next_one_goes_on(rig: Rig, crm: 
     assert rig.table.writes - writes < PAGES * (200 - there) + 8  # it went on where it was
 
 
+def test_a_batch_ends_early_where_the_next_one_has_more_lanes(rig: Rig, crm: Crm) -> None:
+    crm.contacts = {n: n for n in range(1, 101)}
+    rig.configure()
+    rig.open(1)
+    rig.until(lambda: len(rig.table.records) > 30)
+    rig.loop.renew()
+    rig.until(lambda: not rig.threads[0].is_alive())
+    rig.open(2)
+    rig.until(lambda: backfilled(rig))
+    assert all(thread.is_alive() for thread in rig.threads[1:]), "this one lasts"
+
+
 def test_a_drain_ends_the_batch(rig: Rig, crm: Crm) -> None:
     crm.contacts = {n: n for n in range(1, 60)}
     rig.configure()

@@ -252,8 +252,9 @@ class Config(StoreSettings):
 
     @property
     def sharing(self) -> int:
-        """How many sources share Spark's slots, this configuration's or those beside it."""
-        return self._sharing or max(1, len(self.running_sources))
+        """How many queries share Spark's slots: those of all sources, and that of all syncs."""
+        syncs = any(sync.status == "active" for sync in self.syncs.values())
+        return self._sharing or max(1, len(self.running_sources) + syncs)
 
     def only(self, source: str) -> Config:
         """Return the configuration of one source: its sinks, and the consumers of its streams."""

@@ -29,7 +29,7 @@ from penstock.runtime.sync_state import SyncState
 from penstock.spark import sync_source
 from penstock.spark.reasons import query_failure
 from penstock.spark.session import last_errors
-from penstock.spark.settings import lanes
+from penstock.spark.settings import batch_seconds, lanes
 from penstock.syncs.credentials import SecretKey, secret_key
 from penstock.syncs.errors import SyncError
 from penstock.syncs.setup import setup_of
@@ -58,6 +58,7 @@ class SyncRunner:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._configured: Config | None = None
+        self._lanes = 0
         self._number = 0
         self._acknowledged = -1
         self._was_configured = False
@@ -128,7 +129,7 @@ class SyncRunner:
             self._end()
         elif self._query is not None:
             self._look(self._query)
-            self._configure()
+            self._configure(self._spark.get())
         elif wanted and config is not None and self._spark.is_set:
             spark = self._spark.get()
             if spark is not None and not self._stopping.is_set():
@@ -140,24 +141,30 @@ class SyncRunner:
         self._monitor = monitor_for(spark, config, self._handle)
         conf = spark.sparkContext.getConf()
         records = config.records.store
+        self._lanes = lanes(spark, config.spark.master, config.sharing)
         options = {
             "url": self._store_url,
             "records": self._store_url if records is None else records.get_secret_value(),
             "host": conf.get("spark.driver.host") or "127.0.0.1",
-            "lanes": str(lanes(spark, config.spark.master, config.sharing + 1)),
+            "lanes": str(self._lanes),
+            "batchseconds": str(batch_seconds(config.spark.master)),
             "monitor": self._monitor.address,
         }
         name = f"{_FOLDER} {time.time_ns()}"
         self._query = sync_source.start(spark, options, _checkpoint(config), name)
-        log.info("syncs run", syncs=len(config.syncs), lanes=int(options["lanes"]))
+        log.info("syncs run", syncs=len(config.syncs), lanes=self._lanes)
 
-    def _configure(self) -> None:
-        """Send the configuration that the query is to have, until it has it."""
+    def _configure(self, spark: SparkSession | None) -> None:
+        """Send the configuration that the query is to have, and the lanes, until it has them.
+
+        The executors of a cluster come and go while the query runs.
+        """
         config, monitor = self._config, self._monitor
-        if config is None or monitor is None:
+        if config is None or monitor is None or spark is None:
             return
-        if config is not self._configured:
-            self._configured, self._number = config, self._number + 1
+        count = lanes(spark, config.spark.master, config.sharing)
+        if config is not self._configured or count != self._lanes:
+            self._configured, self._lanes, self._number = config, count, self._number + 1
             self._state.set_syncs(
                 {
                     str(config.sync_id(n)): (n, sync.collection_ids)
@@ -168,7 +175,9 @@ class SyncRunner:
             return
         setup = setup_of(config, _key(config), frozenset())
         data = base64.b64encode(pickle.dumps(setup)).decode()
-        command = {"command": "configure", "number": self._number, "setup": data}
+        command = {
+            "command": "configure", "number": self._number, "setup": data, "lanes": count,
+        }  # fmt: skip
         monitor.command(sync_source.NAME, command)
 
     def _look(self, query: StreamingQuery) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from pyspark.sql import DataFrame, SparkSession
@@ -20,13 +20,10 @@ from penstock.spark.consumer_steps import ConsumerRoute
 from penstock.spark.options import Waits
 from penstock.spark.planning import Planner
 from penstock.spark.routes import Route
-from penstock.spark.settings import has_all_slots, lanes
+from penstock.spark.settings import batch_seconds, lanes
 from penstock.spark.source import load
 from penstock.spark.store_writer import StoreTarget
 from penstock.spark.writer import COUNT_DDL, FanOut
-
-_LOCAL_BATCH_SECONDS: Final = 300.0
-"""How long a batch lasts in a local session, where no other query waits for its slots."""
 
 
 class Pipeline:
@@ -155,7 +152,7 @@ class Pipeline:
             "host": conf.get("spark.driver.host") or "127.0.0.1",
             "blocks": "true",
             "latency": "realtime",
-            **self._batch_seconds(),
+            "batchseconds": str(batch_seconds(self._config.spark.master)),
             "in_step": str(any(isinstance(s, StreamSinkSettings) for s in sinks.values())).lower(),
             "truncates": str(any("truncate" in s.actions for s in sinks.values())).lower(),
             "groupings": orjson.dumps(groupings).decode(),
@@ -164,11 +161,6 @@ class Pipeline:
             **({} if recover is None else {"recover": recover}),
             "waits": self._waits,
         }
-
-    def _batch_seconds(self) -> dict[str, str]:
-        if not has_all_slots(self._config.spark.master):
-            return {}
-        return {"batchseconds": str(_LOCAL_BATCH_SECONDS)}
 
     def _checkpoint(self) -> str:
         base = self._config.spark.checkpoint

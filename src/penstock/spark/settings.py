@@ -33,6 +33,9 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Its plan never changes, and re-planning costs milliseconds in every batch.
     "spark.sql.adaptive.enabled": "false",
+    # On a cluster the executors come after the session. Where `spark.cores.max` says how many cores they
+    # will have, the session waits for them: lanes are planned for the slots that there are.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     # Progress is kept for `/metrics`, not for a user interface.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -75,27 +78,27 @@ def local_master(master: str) -> str:
     return master if _local_cores(master) is None else f"local[{_LOCAL_SLOTS}]"
 
 
-def has_all_slots(master: str) -> bool:
-    """Return whether the session of a configured master has slots for every query."""
-    return _local_cores(master) is not None
+def lanes(spark: SparkSession, master: str, queries: int) -> int:
+    """Return how many tasks a long batch of one of so many queries may have, by the configured master.
 
-
-def lanes(spark: SparkSession, master: str, sources: int) -> int:
-    """Return how many tasks a long batch of one of so many sources may have, by the configured master.
-
-    On a cluster the sources share its slots; where these are fewer, there is one a source.
+    On a cluster the queries share its slots; where these are fewer, there is one a query.
     """
     cores = _local_cores(master)
-    return max(1, spark.sparkContext.defaultParallelism // sources) if cores is None else cores
+    return max(1, spark.sparkContext.defaultParallelism // queries) if cores is None else cores
 
 
-def warn_of_few_slots(spark: SparkSession, sources: int) -> None:
-    """Log where not every source can have a lane at a time."""
+def batch_seconds(master: str) -> float:
+    """Return how long a batch lasts: on a cluster others may wait for its slots."""
+    return 60.0 if _local_cores(master) is None else 300.0
+
+
+def warn_of_few_slots(spark: SparkSession, queries: int) -> None:
+    """Log where not every query can have a lane at a time."""
     slots = spark.sparkContext.defaultParallelism
-    if slots < sources:
+    if slots < queries:
         log.warning(
-            "Spark has fewer slots than there are sources: these take turns, a minute each",
-            slots=slots, needed=sources,
+            "Spark has fewer slots than there are sources, and syncs: these take turns, a minute each",
+            slots=slots, needed=queries,
         )  # fmt: skip
 
 

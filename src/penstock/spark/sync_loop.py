@@ -114,6 +114,10 @@ class SyncLoop:
         """Begin a batch; its lanes come by themselves."""
         self._call(lambda now: self._open(batch, now))
 
+    def renew(self) -> None:
+        """End the batch once all jobs have ended a page: the next one has more lanes."""
+        self._call(lambda _: self._shorten())
+
     def drain(self) -> None:
         """Hand nothing more out, and end the batch once all jobs have ended a page."""
         self.draining = True
@@ -218,6 +222,10 @@ class SyncLoop:
         self._server.open(batch)
         if not self.draining:
             self._scheduler.go()
+
+    def _shorten(self) -> None:
+        if self._opened is not None:
+            self._opened = self._opened[0], float("-inf")
 
     def _pause(self, now: float) -> float:
         wakes = [now + _IDLE_SECONDS, self._scheduler.wake_at()]

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 NAME: Final = "syncs"
 """What the process calls itself in its reports."""
-BATCH_SECONDS: Final = 300.0
 _IDLE_SECONDS: Final = 0.2
 _ALIVE_SECONDS: Final = 1.0
 
@@ -62,7 +61,7 @@ class SyncSource(DataSource):
     """All syncs.
 
     Options: `url` (the store), `records` (that of the records table), `host` (where executors reach the
-    driver), `lanes` (how many tasks a batch has), `monitor` (the run's), `batchseconds`.
+    driver), `lanes` (how many tasks a batch has at first), `monitor` (the run's), `batchseconds`.
     """
 
     @classmethod
@@ -133,7 +132,7 @@ class SyncProcess:
         self._reporter = Reporter(options.get("monitor"))
         self._loop = SyncLoop(
             host=options["host"], store_url=options["url"], records_url=options["records"],
-            seconds=float(options.get("batchseconds", BATCH_SECONDS)), on_shown=self._show,
+            seconds=float(options["batchseconds"]), on_shown=self._show,
         )  # fmt: skip
         self._loop.start()
         self._reporter.listen(self._command)
@@ -166,12 +165,19 @@ class SyncProcess:
         elif command.get("command") == "configure":
             # The run has proved that it has the monitor's key.
             setup = pickle.loads(base64.b64decode(command["setup"]))  # noqa: S301
+            self._spread(command["lanes"])
             try:
                 self._loop.configure(setup)
             except PenstockError as error:
                 self._send({"error": str(error), "code": error.code, "remedy": error.remedy})
             else:
                 self._send({"configured": command["number"]})
+
+    def _spread(self, lanes: int) -> None:
+        """Have batches so many lanes; one that has fewer ends."""
+        before, self._lanes = self._lanes, lanes
+        if lanes > before:
+            self._loop.renew()
 
     def _show(self, shown: Mapping[Key, Shown]) -> None:
         self._send({"shown": [[*key, of] for key, of in shown.items()]})
