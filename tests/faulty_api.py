@@ -1,12 +1,13 @@
 """An API of three collections that change while they are read, and whose answers fail as APIs' do.
 
-It runs in memory: a `Turn` is what happens before, and instead of, one answer. Its clock is the caller's
-time and `skew`, in seconds, so that many objects have one time.
+It runs in memory, or is `Served`: a `Turn` is what happens before, and instead of, one answer. Its clock
+is the caller's time and `skew`, in seconds, so that many objects have one time.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import requests
 from requests.adapters import BaseAdapter
+
+from .loopback_api import Answer, Asked
 
 PAGE: Final = 2
 OVERLAP: Final = 5
@@ -193,6 +196,23 @@ class Adapter(BaseAdapter):
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class Served:
+    """Answers requests over HTTP by the API, which several threads may change meanwhile."""
+
+    def __init__(self, api: FaultyApi) -> None:
+        self.api = api
+        self.lock = threading.Lock()
+
+    def answer(self, asked: Asked) -> Answer:
+        """Return the answer; where a connection is to fail, one that ends before its body does."""
+        with self.lock:
+            try:
+                status, headers, body = self.api.answer(asked.path, asked.query)
+            except requests.exceptions.RequestException:
+                return Answer(b"{}", cut=0)
+        return Answer(body, status, headers)
 
 
 def made(api: FaultyApi, changes: Iterable[Change]) -> FaultyApi:

@@ -21,6 +21,8 @@ class Asked:
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
+    port: int = 0
+    """The client's."""
 
     @property
     def json(self) -> Any:
@@ -59,7 +61,10 @@ class LoopbackApi:
                     for name, values in parse_qs(parts.query, keep_blank_values=True).items()
                 }
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                asked = Asked(self.command, parts.path, query, headers, self.rfile.read(length))
+                asked = Asked(
+                    self.command, parts.path, query, headers, self.rfile.read(length),
+                    self.client_address[1],
+                )  # fmt: skip
                 api.asked.append(asked)
                 found = answer(asked)
                 content = found.content()

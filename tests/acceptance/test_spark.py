@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,19 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tests.waits import await_true
 
 from penstock.core.group_hash import group_hash
 from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
-from penstock.embedded.process import GuardedProcess, free_port
+from penstock.embedded.process import GuardedProcess
 
 from ..pipeline import PATIENCE
+from ..spark_cluster import ENVIRONMENT, SparkCluster, spark_cluster
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
@@ -177,52 +174,17 @@ def test_a_job_of_ones_own_in_real_time(
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
-    """A Spark standalone master and two workers that it has, each a process of its own on loopback."""
-    import pyspark  # noqa: PLC0415
-
-    home = Path(next(iter(pyspark.__path__)))
-    submit = str(home / "bin" / "spark-class")
-    port, ui = free_port(), free_port()
-    environment = {
-        **ENVIRONMENT,
-        "SPARK_HOME": str(home),
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-    }
-    master = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    processes = [
-        GuardedProcess(
-            [submit, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
-             "--webui-port", str(ui)],
-            log=tmp_path / "master.log", env=environment,
-        )
-    ]  # fmt: skip
-    processes += [
-        GuardedProcess(
-            [submit, f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--cores", "1",
-             "--memory", "1g", "--webui-port", "0", master],
-            log=tmp_path / f"worker-{n}.log", env=environment,
-        )
-        for n in (1, 2)
-    ]  # fmt: skip
-
-    def has_both() -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            page = httpx.get(f"http://127.0.0.1:{ui}/json/", trust_env=False, timeout=5)
-            return bool(page.json()["aliveworkers"] == 2)
-        return False
-
-    try:
-        await_true(has_both, 120)
-        yield master
-    finally:
-        for process in reversed(processes):
-            process.stop()
+def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
+    with spark_cluster(tmp_path) as made:
+        yield made
 
 
 def test_a_pipeline_on_a_cluster_of_two_workers(
-    database: Database, nats: JetStream, nats_server: EmbeddedNats, cluster: str, tmp_path: Path
+    database: Database,
+    nats: JetStream,
+    nats_server: EmbeddedNats,
+    cluster: SparkCluster,
+    tmp_path: Path,
 ) -> None:
     nats.add_stream("CLUSTER", ["cluster.>"])
     database.execute("CREATE TABLE things (id int PRIMARY KEY, version int)")
@@ -233,7 +195,7 @@ sources:
 sinks:
   things: {{type: nats, source: cluster, url: "{nats_server.url}"}}
 spark:
-  master: {cluster}
+  master: {cluster.master}
   conf: {{spark.executor.memory: 512m, spark.cores.max: 2, spark.driver.host: 127.0.0.1}}
 store: "{database.url}"
 """
@@ -247,7 +209,7 @@ store: "{database.url}"
         run(*command, cwd=tmp_path)
 
         assert _versions(nats.messages("CLUSTER")) == {i: [1, 2] for i in range(1, 30001)}
-        logs = [log.read_text(errors="replace") for log in (tmp_path / "work").glob("*/*/stderr")]
+        logs = [log.read_text(errors="replace") for log in cluster.folder.glob("*/*/stderr")]
         assert len([log for log in logs if "executor" in log]) >= 2
     finally:
         nats.delete_stream("CLUSTER")
