@@ -267,7 +267,7 @@ class AirbyteProvider(StrictModel):
 def manifest_of(text: str) -> dict[str, Any]:
     """Return a manifest as its YAML has it; raises `ValueError`."""
     try:
-        found = yaml.load(text, _SAFE)  # noqa: S506 - it is a safe loader
+        found = yaml.load(str(text), _SAFE)  # noqa: S506 - it is a safe loader
     except yaml.YAMLError as error:
         raise ValueError(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict) or not (found.get("streams") or found.get("dynamic_streams")):

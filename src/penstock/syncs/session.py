@@ -188,7 +188,7 @@ class ApiSession:
     def exchange(
         self, request: requests.PreparedRequest
     ) -> tuple[requests.Response | None, SyncError | None]:
-        """Send a request once, without a login; return the answer, and what is wrong with it."""
+        """Send a request once, without a login; return the answer, and what is wrong."""
         url = request.url or ""
         kwargs = self._http.merge_environment_settings(url, {}, False, None, None)
         failure, response = self._once(request, dict(kwargs), signed=False)
@@ -200,8 +200,8 @@ class ApiSession:
 
     def shown(self, text: str) -> str:
         """Return a text without secrets."""
-        secrets = (*self._secrets, *(self._signer.secrets if self._signer else ()))
-        return without_secrets(text, secrets)
+        own = self._signer.secrets if self._signer else ()
+        return without_secrets(text, (*self._secrets, *own))
 
     def send(self, request: requests.PreparedRequest, kwargs: dict[str, Any]) -> requests.Response:
         """Send a request until it succeeds or can't; raises `SyncError`."""

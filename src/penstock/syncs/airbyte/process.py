@@ -60,8 +60,7 @@ _DECODE: Final = msgspec.json.Decoder(Said).decode
 class Process:
     """One process, used by one thread at a time."""
 
-    def __init__(self, silent_seconds: float = SILENT_SECONDS) -> None:
-        self._patience: Final = silent_seconds
+    def __init__(self) -> None:
         self._errors: Final[IO[bytes]] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with it
         self._buffer = bytearray()
         python = interpreter()
@@ -111,7 +110,7 @@ class Process:
 
     def receive(self, patience: float | None = None) -> Said:
         """Return the next message; raises `SyncError` where none comes."""
-        limit = time.monotonic() + (self._patience if patience is None else patience)
+        limit = time.monotonic() + (SILENT_SECONDS if patience is None else patience)
         assert self._child.stdout is not None  # noqa: S101 - it is a pipe
         out = self._child.stdout.fileno()
         searched = 0

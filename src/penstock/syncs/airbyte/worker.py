@@ -25,7 +25,6 @@ from typing import Any, Final, NoReturn
 
 _OUT: Final = os.fdopen(os.dup(1), "wb", buffering=0)
 os.dup2(2, 1)  # what the manifest's code prints is no message
-_IN: Final = sys.stdin.buffer
 _PAGE: Final = 500
 _UTC: Final = datetime.UTC
 _BLANKS: Final = re.compile(r"\s+")
@@ -43,8 +42,14 @@ class _Channel:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _receive(self) -> None:
-        for line in _IN:
-            self._lines.put(line)
+        # Of `sys.stdin` it would hold the lock that the interpreter wants when it ends.
+        parts: list[bytes] = []
+        while data := os.read(0, 1 << 20):
+            *ends, rest = data.split(b"\n")
+            for end in ends:
+                self._lines.put(b"".join((*parts, end)))
+                parts.clear()
+            parts.append(rest)
         os._exit(0)  # whatever the main thread does: nobody waits for it
 
     def order(self) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.config.providers import (
+    ANY,
     AirbyteCollection,
     AirbyteProvider,
     FlagDeletes,
@@ -40,6 +41,7 @@ from penstock.syncs.connectors.records import RecordReader
 from penstock.syncs.connectors.templates import filled, uses
 from penstock.syncs.errors import SyncError
 
+_T = TypeVar("_T")
 _CURSOR: Final = "airbyte"
 _MOST_DONE: Final = 5_000
 """So many parts of a read are remembered at most; of more, the later ones are read again."""
@@ -81,6 +83,10 @@ class AirbyteConnector:
                 if talk.needs_session:
                     return {}
                 raise
+            names = [name for name, _, _ in found]
+            for name in self._settings.collections:
+                if name != ANY:
+                    self._of(name, dict.fromkeys(names))
             self._known = {name: self._described(name, key, by) for name, key, by in found}
         return self._known
 
@@ -161,7 +167,7 @@ class AirbyteConnector:
             **fields,
         }
 
-    def _of(self, name: str, known: Mapping[str, Collection]) -> Collection:
+    def _of(self, name: str, known: Mapping[str, _T]) -> _T:
         if name not in known:
             raise SyncError(
                 "not_found",
@@ -171,7 +177,7 @@ class AirbyteConnector:
         return known[name]
 
     def _described(self, name: str, key: Sequence[str], cursor_field: str | None) -> Collection:
-        of = self._settings.collections.get(name, AirbyteCollection())
+        of = self._own(name)
         if isinstance(of.primary_key, str):
             key = [of.primary_key]
         return Collection(
@@ -184,8 +190,12 @@ class AirbyteConnector:
             of.delete_notes,
         )
 
+    def _own(self, name: str) -> AirbyteCollection:
+        given = self._settings.collections
+        return given.get(name) or given.get(ANY) or AirbyteCollection()
+
     def _reader(self, collection: Collection) -> RecordReader:
-        of = self._settings.collections.get(collection.name, AirbyteCollection())
+        of = self._own(collection.name)
         tombstone = of.deletes if isinstance(of.deletes, Tombstones | FlagDeletes) else None
         return RecordReader(
             collection.key, created_path=collection.created_field, tombstone=tombstone
