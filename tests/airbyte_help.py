@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Read:
 
     def pages(
         self, name: str, kind: Kind = Kind.BACKFILL, cursor: Any = None, resume: Any = None
-    ) -> Iterator[Page]:
+    ) -> Generator[Page, None, None]:
         collection = self.connector.collections(self.session)[name]
         for slice_ in self.connector.plan(collection, cursor, kind, self.session):
             object.__setattr__(slice_, "resume", resume)

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 import requests
@@ -46,7 +46,7 @@ class Conversation:
         self.needs_session = False
         """Whether it has been given up for a request that no session could make."""
 
-    def messages(self, order: Mapping[str, Any]) -> Iterator[Said]:
+    def messages(self, order: Mapping[str, Any]) -> Generator[Said, None, None]:
         """Give an order, and yield its pages and its end.
 
         Raises `SyncError`. A process whose order is given up is used again.
@@ -66,7 +66,7 @@ class Conversation:
         if raised is not None:
             raise raised
 
-    def _messages(self, process: Process) -> Iterator[Said]:
+    def _messages(self, process: Process) -> Generator[Said, None, None]:
         while True:
             said = process.receive()
             match said.do:

@@ -8,26 +8,33 @@ Names of airbyte-cdk that begin with `_` are used here alone; the lock pins its 
 """
 
 import base64
-import datetime
-import hashlib
+import importlib.util
 import io
 import json
 import os
 import queue
-import re
 import socket
 import sys
 import threading
 import time
 import types
 from email.message import Message
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 _OUT: Final = os.fdopen(os.dup(1), "wb", buffering=0)
 os.dup2(2, 1)  # what the manifest's code prints is no message
-_PAGE: Final = 500
-_UTC: Final = datetime.UTC
-_BLANKS: Final = re.compile(r"\s+")
+
+
+if TYPE_CHECKING:
+    from penstock.syncs.airbyte.stream_reader import StreamReader, words
+else:  # nothing of Penstock's packages is on the path
+    _beside = importlib.util.spec_from_file_location(
+        "stream_reader",
+        os.path.join(os.path.dirname(__file__), "stream_reader.py"),  # noqa: PTH118, PTH120
+    )
+    _found = importlib.util.module_from_spec(_beside)
+    _beside.loader.exec_module(_found)
+    StreamReader, words = _found.StreamReader, _found.words
 
 
 class _StoppedError(BaseException):
@@ -86,7 +93,7 @@ def _wait(seconds: float) -> None:
         _sleep(seconds)
 
 
-time.sleep = _wait
+time.sleep = _wait  # type: ignore[assignment]
 
 import orjson  # noqa: E402 - airbyte-cdk takes `time.sleep` at its import
 import requests  # noqa: E402
@@ -113,104 +120,7 @@ from urllib3.response import HTTPResponse  # noqa: E402
 _DECODED: Final = ("content-encoding", "content-length", "transfer-encoding")
 
 
-class _Reader:
-    """Reads one stream, and sends its records page by page."""
-
-    def __init__(self, stream: Any, order: dict[str, Any]) -> None:
-        self._stream = stream
-        self._done: list[str] = list(order["done"])
-        self._until = datetime.datetime.fromisoformat(order["until"])
-        self._overlap = datetime.timedelta(seconds=order["overlap"])
-        self._records: list[Any] = []
-        self._times: list[str | None] = []
-        self._bad: list[tuple[int, str]] = []
-        self._newest: Any = None
-        cursor = stream.cursor
-        self._cursor = cursor if hasattr(cursor, "_connector_state_converter") else None
-        self._converter = getattr(cursor, "_connector_state_converter", None)
-        if self._converter is not None:
-            for text in (order["since"], order["newest"]):
-                if text is not None:
-                    self._note(self._converter.parse_value(text))
-
-    def read(self) -> dict[str, Any]:
-        known = set(self._done)
-        for partition in self._stream.generate_partitions():
-            name = _name_of(partition.to_slice())
-            if name in known:
-                continue
-            for record in partition.read():
-                self._take(record)
-                if len(self._records) >= _PAGE:
-                    self.flush()
-            self.flush()
-            # What a later slice brings is asked for again from here.
-            self._done.append(name)
-        return {"cursor": self._state()}
-
-    def flush(self) -> None:
-        """Send what was read; it is called before each request too, so that no record waits for one."""
-        if not self._records:
-            return
-        page = {
-            "records": self._records,
-            "times": self._times,
-            "bad": self._bad,
-            "done": list(self._done),
-            "newest": None if self._newest is None else self._text(self._newest),
-        }
-        self._records, self._times, self._bad = [], [], []
-        CHANNEL.ask("page", **page)
-
-    def _take(self, record: Any) -> None:
-        self._records.append(record.data)
-        self._times.append(None)
-        if self._cursor is None:
-            return
-        try:
-            value = self._cursor.cursor_field.extract_value(record)
-        except (ValueError, KeyError, TypeError):
-            return
-        try:
-            value = self._converter.parse_value(value)
-            if isinstance(value, datetime.datetime):
-                self._times[-1] = value.astimezone(_UTC).isoformat()
-                value = value.astimezone(_UTC)
-            else:
-                self._times[-1] = str(value)
-            self._note(value)
-        except Exception as error:  # a parser is anybody's code
-            self._times[-1] = None
-            self._bad.append((len(self._records) - 1, f"its cursor can't be read: {_words(error)}"))
-
-    def _note(self, value: Any) -> None:
-        if self._newest is None or value > self._newest:
-            self._newest = value
-
-    def _text(self, value: Any) -> Any:
-        return self._converter.output_format(value)
-
-    def _state(self) -> dict[str, Any] | None:
-        """Return up to where the stream is read, never past the time at which that began."""
-        if self._newest is None:
-            return None
-        if not isinstance(self._newest, datetime.datetime):
-            return {"value": self._newest, "from": self._newest}
-        value = min(self._newest, self._until)
-        try:
-            begin = value - self._overlap
-        except OverflowError:
-            begin = value
-        return {"value": self._text(value), "from": self._text(begin)}
-
-
-def _name_of(slice_: Any) -> str:
-    """Return a short name of a slice, the same each time."""
-    text = json.dumps(dict(slice_ or {}), sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=9).hexdigest()
-
-
-_reader: _Reader | None = None
+_reader: StreamReader | None = None
 
 
 def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> requests.Response:
@@ -243,7 +153,8 @@ def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> 
         preload_content=False,
     )
     # Cookies are read from here.
-    raw._original_response = types.SimpleNamespace(
+    cookies: Any = raw
+    cookies._original_response = types.SimpleNamespace(
         msg=headers, isclosed=lambda: True, close=lambda: None
     )
     return requests.adapters.HTTPAdapter.build_response(_self, request, raw)
@@ -275,9 +186,9 @@ def _own_class(name: str) -> Any:
     return found
 
 
-requests.adapters.HTTPAdapter.send = _transmit  # type: ignore[assignment]
+requests.adapters.HTTPAdapter.send = _transmit  # type: ignore[method-assign,assignment]
 socket.socket.connect = _no_connection  # type: ignore[method-assign]
-socket.socket.connect_ex = _no_connection  # type: ignore[assignment,method-assign]
+socket.socket.connect_ex = _no_connection  # type: ignore[method-assign]
 HttpClient._request_session = _uncached
 ModelToComponentFactory._get_class_from_fully_qualified_class_name = staticmethod(_own_class)
 
@@ -377,16 +288,11 @@ def _read(order: dict[str, Any]) -> dict[str, Any]:
         of = AirbyteStreamState(StreamDescriptor(name=name), blob)
         state = [AirbyteStateMessage(type=AirbyteStateType.STREAM, stream=of)]
     stream = _stream(_source(order, state), name)
-    _reader = _Reader(stream, order)
+    _reader = StreamReader(stream, order, lambda page: CHANNEL.ask("page", **page))
     try:
         return _reader.read()
     finally:
         _reader = None
-
-
-def _words(error: BaseException) -> str:
-    text = getattr(error, "message", None) or str(error) or type(error).__name__
-    return _BLANKS.sub(" ", str(text))[:600]
 
 
 def _whole(error: BaseException) -> str:
@@ -394,7 +300,7 @@ def _whole(error: BaseException) -> str:
     texts: list[str] = []
     at: BaseException | None = error
     while at is not None and len(texts) < 3:
-        text = _words(at)
+        text = words(at)
         if text not in texts:
             texts.append(text)
         at = at.__cause__

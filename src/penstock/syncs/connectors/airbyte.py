@@ -129,11 +129,11 @@ class AirbyteConnector:
         talk = Conversation(session, self.access.secrets)
         with contextlib.closing(talk.messages(order)) as messages:
             for said in messages:
+                if slice_.kind is Kind.SWEEP:
+                    talk.refuse_ignored()
                 if said.do != "end":
                     yield self._page(collection, slice_.kind, said, reads, until)
                     continue
-                if slice_.kind is Kind.SWEEP:
-                    talk.refuse_ignored()
                 moves = slice_.kind is not Kind.SWEEP and said.cursor is not None
                 yield Page([], cursor={_CURSOR: said.cursor} if moves else None, is_last=True)
 
