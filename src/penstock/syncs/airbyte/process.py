@@ -22,7 +22,7 @@ from penstock.syncs.errors import SyncError
 
 _WORKER: Final = Path(__file__).with_name("worker.py")
 _MOST: Final = 4
-"""So many processes there are at once; each takes some 150 MB."""
+"""So many processes there are at once; each takes some 100 MB."""
 _IDLE_SECONDS: Final = 120.0
 """So long a process without an order is kept: its start takes seconds."""
 _START_SECONDS: Final = 120.0
