@@ -46,6 +46,8 @@ chaos: .venv/ready
 lock: .venv/ready
 	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile --group airbyte --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header -q -o src/penstock/syncs/airbyte/requirements.lock
 	$(BIN)/uv pip compile --group bench --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header -q -o benchmarks/requirements.lock
 

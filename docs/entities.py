@@ -42,8 +42,8 @@ _DEFAULTS: Final = {
     "source.publication": "`penstock_<source>`",
 }
 """Defaults that follow from something else."""
-_VALUES: Final = {"lua": "text, or `{file: path}`"}
-_HIDDEN: Final = ("LuaCode",)
+_VALUES: Final = dict.fromkeys(("lua", "manifest"), "text, or `{file: path}`")
+_HIDDEN: Final = ("Code",)
 """Models whose keys users don't write."""
 _FIRST: Final = ("type", "source", "stream")
 _ATTRIBUTE: Final = re.compile(r"^(?P<name>\w+): (?P<text>.*(?:\n +.*)*)", re.MULTILINE)

@@ -14,6 +14,7 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Final
 
+from penstock.core import caches
 from penstock.spark import aot
 from penstock.spark.java import find_java
 from penstock.spark.jvm import cache_key
@@ -32,7 +33,7 @@ def share(folder: Path = FOLDER, environ: MutableMapping[str, str] = os.environ)
     key = None if java is None else cache_key(java)
     if key is None or aot.find(key) is not None:
         return False
-    aot.folder().mkdir(parents=True, exist_ok=True)
+    caches.folder().mkdir(parents=True, exist_ok=True)
     aot.log_path(key).write_text("The tests make it themselves.")
     return True
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core import caches
 from penstock.spark import aot
 from penstock.spark.java import Java
 
@@ -19,7 +20,7 @@ KEY = "0123456789abcdef0123"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    aot.folder().mkdir()
+    caches.folder().mkdir()
     return tmp_path / "penstock"
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.config.file import load
 from penstock.config.settings import Config
-from penstock.config.transforms import LuaCode, RouteRule
+from penstock.config.texts import Code
+from penstock.config.transforms import RouteRule
 from penstock.core.errors import ConfigError
 
 FILE = """\
@@ -51,9 +52,7 @@ def test_every_key(tmp_path: Path) -> None:
     sink = read(tmp_path, "\n    ".join(lines)).sinks["out"]
     assert sink.filter == "record.amount > 100 and action <> 'delete'"
     assert sink.transform is not None
-    assert sink.transform.lua == LuaCode(
-        code="function transform(m) return m end", file="change.lua"
-    )
+    assert sink.transform.lua == Code(code="function transform(m) return m end", file="change.lua")
     assert (sink.transform.time_limit_ms, sink.transform.memory_limit_mib) == (20, 8)
     assert sink.route == (
         RouteRule(when="record.amount > 1000", to="big.{record.id}"),

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from penstock.config.document import document_of
+from penstock.config.document import read_document
 from penstock.config.file import load, load_store
-from penstock.config.provider_file import read_provider
-from penstock.config.providers import RestProvider
+from penstock.config.providers import AirbyteProvider, RestProvider
 from penstock.config.secret_values import masked, secrets
 from penstock.config.settings import Config
 from penstock.config.syncs import CONTINUOUS, collection_id
 from penstock.core.errors import ConfigError
+from penstock.desired.configured import validated
 from penstock.runtime.reconcile import changes
 
 CRM = """\
@@ -273,19 +273,33 @@ def test_a_provider_shows_placeholders_and_no_secret() -> None:
     assert shown["collections"]["a"]["params"] == {"access_token": "***", "properties": "a,b"}
 
 
-def test_a_manifest_of_airbyte_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    text = "providers: {poke: {type: airbyte, manifest: {file: pokemon.yaml}}}"
-    reason = (
-        r"providers\.poke\.type: manifests of Airbyte are not read: airbyte-cdk .*"
-        r"describe the API with type: rest, or .* with type: python"
-    )
-    with pytest.raises(ConfigError, match=reason):
-        read(tmp_path, text)
-    with pytest.raises(ConfigError, match=reason):
-        document_of(text, {})
-    (tmp_path / "poke.yaml").write_text("type: airbyte\nmanifest: x\n")
-    with pytest.raises(ConfigError, match=reason):
-        read_provider(tmp_path / "poke.yaml", {})
+def test_a_manifest_of_airbyte(tmp_path: Path) -> None:
+    manifest = "streams: [{name: '${not_a_variable}'}]"
+    (tmp_path / "poke.manifest").write_text(manifest)
+    text = "providers: {poke: {type: airbyte, manifest: {file: poke.manifest}}}"
+    provider = read(tmp_path, text).providers["poke"]
+    assert isinstance(provider, AirbyteProvider)
+    assert provider.manifest.code == manifest
+    # The store has the text, as other machines lack the file.
+    document = read_document(tmp_path / "penstock.yaml", {})
+    spec = document.entities["provider", "poke"]
+    assert spec["manifest"]["file"] == "poke.manifest"
+    again = validated({("provider", "poke"): spec}, {})[0].providers["poke"]
+    assert again == provider
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        ("{file: none.yaml}", r"none\.yaml: cannot be read: No such file"),
+        ("'a: [b'", "the manifest is not YAML"),
+        ("'streams: []'", "it is no manifest of Airbyte: expected the keys"),
+        ("7", "expected a manifest, or {file: path}"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, manifest: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"providers\.poke\.manifest: {reason}"):
+        read(tmp_path, f"providers: {{poke: {{type: airbyte, manifest: {manifest}}}}}")
 
 
 def test_a_rotated_credential_touches_no_source(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from penstock.config.providers import CursorPages
+from penstock.config.paginators import CursorPages
 from penstock.syncs.connectors.paginators import paginator
 
 CODE = """

@@ -8,12 +8,15 @@ from functools import partial
 from typing import Final
 
 from penstock.config.api_logins import RefreshToken
+from penstock.config.providers import AirbyteProvider
 from penstock.config.settings import Config
 from penstock.config.syncs import Credential, Sync
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.finding import Finding
+from penstock.core.text import nearest
 from penstock.streams.store import Store
 from penstock.syncs import probe
+from penstock.syncs.connectors.airbyte import loaded
 from penstock.syncs.connectors.contract import Deletes
 from penstock.syncs.connectors.make import connector_of
 from penstock.syncs.credentials import StoredTokens
@@ -33,6 +36,9 @@ def inspect(config: Config) -> Iterator[Finding]:
         with contextlib.ExitStack() as stack:
             store = None if url is None else stack.enter_context(Store(url))
             yield _tried(config, name, credential, store)
+    for name, provider in config.providers.items():
+        if isinstance(provider, AirbyteProvider):
+            yield Finding("ok", f"provider {name}", f"it loads the {loaded(provider)}")
     for name, sync in config.syncs.items():
         yield from _seen(config, name, sync)
 
@@ -84,6 +90,11 @@ def _seen(config: Config, name: str, sync: Sync) -> Iterator[Finding]:
         return
     for short, id_ in zip(sync.collection_names, sync.collection_ids, strict=True):
         collection = known.get(short)
+        if collection is None and isinstance(settings, AirbyteProvider) and known:
+            expected = f"expected one of {', '.join(known)}{nearest(short, known)}"
+            yield Finding(
+                "error", f"sync {name}", f"the manifest has no stream {short!r}: {expected}"
+            )
         if collection is None:
             continue  # the API alone knows it
         what = f"sync {name}: {id_}"

@@ -22,8 +22,8 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from penstock.config.settings import Config
+from penstock.core import caches, startup
 from penstock.core import log as logging
-from penstock.core import startup
 from penstock.core.errors import ConfigError, SparkError
 from penstock.core.health import Failure, Part, run_part, worker_part
 from penstock.core.self_pipe import SelfPipe
@@ -36,7 +36,7 @@ from penstock.runtime.following import Following
 from penstock.runtime.jvm import jvm_failure
 from penstock.runtime.process_state import ProcessState
 from penstock.runtime.runners import Runners
-from penstock.spark import aot, session
+from penstock.spark import session
 from penstock.spark.jvm import make_cache
 from penstock.spark.settings import local_master
 from penstock.spark.warm import start_workers
@@ -152,7 +152,7 @@ class Service:
         if make_cache():
             log.info(
                 "making a cache in the background; the next start is faster",
-                folder=str(aot.folder()),
+                folder=str(caches.folder()),
             )
         self._log_stopped()
         return 0

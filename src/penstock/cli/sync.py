@@ -10,7 +10,7 @@ from uuid import UUID
 
 import typer
 
-from penstock.cli import sync_try
+from penstock.cli import sync_airbyte, sync_try
 from penstock.cli.common import (
     CONFIG,
     AsJson,
@@ -35,6 +35,7 @@ syncs = typer.Typer(
 )
 
 syncs.command("try")(sync_try.try_connector)
+syncs.add_typer(sync_airbyte.airbyte, name="airbyte")
 
 SyncName = Annotated[str, typer.Argument(help="The sync's name or id.")]
 CollectionName = Annotated[

@@ -77,6 +77,7 @@ def try_connector(
         found = _configured(config, store_url)
         note_failure(found)
         name, settings = _provider(connector, collections or (), found)
+        _note_licence(settings)
         chosen = None if properties else _credential(found, name, credential)
         values = _given(properties or ()) if chosen is None else probe.properties_of(chosen[1])
         bad = 0
@@ -158,6 +159,15 @@ def _provider(
         raise fail(f"{text} is a sync: name its provider, as in penstock sync try {provider}", 2)
     reason = unknown("provider", text, [*own, *READY])
     raise fail(f"{reason}; a YAML file or a function is named as in crm.yaml or my.py:read", 2)
+
+
+def _note_licence(settings: ProviderSettings | None) -> None:
+    from penstock.config.providers import AirbyteProvider
+
+    if isinstance(settings, AirbyteProvider):
+        from penstock.syncs.connectors.airbyte import loaded
+
+        typer.echo(f"It loads the {loaded(settings)}.", err=True)
 
 
 def _given(texts: Sequence[str]) -> dict[str, str]:

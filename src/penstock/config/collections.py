@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from penstock.config.providers import ANY, ProviderSettings
+from penstock.config.providers import ANY, AirbyteProvider, ProviderSettings
 
 _READY: Final[dict[str, tuple[str, ...]]] = {
     "stripe": ("charges", "customers", "invoices", "prices", "products", "subscriptions"),
@@ -21,4 +21,6 @@ def collections_of(name: str, provider: ProviderSettings | None) -> Collection[s
     """
     if provider is None:
         return _READY.get(name)
-    return None if ANY in provider.collections else list(provider.collections)
+    if isinstance(provider, AirbyteProvider) or ANY in provider.collections:
+        return None
+    return list(provider.collections)

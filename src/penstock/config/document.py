@@ -14,8 +14,10 @@ from typing import Any, Final
 
 from penstock.config import yaml_lines
 from penstock.config.models import SECTIONS, type_of
+from penstock.config.providers import AirbyteProvider
 from penstock.config.reader import Parts, Reader
 from penstock.config.settings import Config
+from penstock.config.texts import Code
 from penstock.core.text import Path, dotted
 
 _KINDS: Final = {section: kind for kind, section in SECTIONS.items()}
@@ -97,17 +99,22 @@ def _entities(root: Any, parts: Parts) -> Iterator[tuple[Key, Spec]]:
 
 
 def _with_text(spec: dict[str, Any], parts: Parts, key: Key) -> Spec:
-    """Return a spec with the text of the file that it names, if it names one."""
+    """Return a spec with the texts of the files that it names, if it names any."""
     kind, name = key
     sink = parts.sinks.get(name) if kind == "sink" else None
-    transform = None if sink is None else sink.transform
-    if transform is None or transform.lua is None or not transform.lua.file:
+    if sink is not None and sink.transform is not None:
+        transform = _with_code(spec["transform"], "lua", sink.transform.lua)
+        return {**spec, "transform": transform}
+    provider = parts.providers.get(name) if kind == "provider" else None
+    if isinstance(provider, AirbyteProvider):
+        return _with_code(spec, "manifest", provider.manifest)
+    return spec
+
+
+def _with_code(spec: Spec, key: str, code: Code | None) -> Spec:
+    if code is None or not code.file:
         return spec
-    program = {
-        "file": spec["transform"]["lua"]["file"],
-        "code": yaml_lines.escaped(transform.lua.code),
-    }
-    return {**spec, "transform": {**spec["transform"], "lua": program}}
+    return {**spec, key: {"file": code.file, "code": yaml_lines.escaped(code.code)}}
 
 
 def not_storable(value: Any, path: Path) -> Iterable[Path]:

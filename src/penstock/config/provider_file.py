@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.config.providers import OTHER_TYPES, PROVIDERS, ProviderSettings
+from penstock.config.providers import PROVIDERS, ProviderSettings
 from penstock.config.reader import Reader
 from penstock.core.errors import ConfigError
 
@@ -32,7 +32,7 @@ def read_provider(
     root = document.value if isinstance(document.value, dict) else {}
     found: dict[str, ProviderSettings] = {}
     for each, spec in reader.parts(root, _SECTION):
-        if (provider := reader.typed(PROVIDERS, spec, (_SECTION, each), OTHER_TYPES)) is not None:
+        if (provider := reader.typed(PROVIDERS, spec, (_SECTION, each))) is not None:
             found[each] = provider
     reader.check()
     if len(found) != 1:

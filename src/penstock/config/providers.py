@@ -9,101 +9,19 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+import yaml
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.api_logins import Auth
 from penstock.config.durations import Duration
+from penstock.config.paginators import Keyset, Paginator, Text
 from penstock.config.strict import Flag, StrictModel, Whole
+from penstock.config.texts import Code, text_and_file
 
 READY: Final = ("stripe", "salesforce", "servicenow", "hubspot", "github")
 """The providers that need no entry: they are in the package."""
 ANY: Final = "*"
 """The name of the collection that stands for all that have no entry of their own."""
-Text = Annotated[str, Field(min_length=1)]
-
-
-class SinglePage(StrictModel):
-    """One answer has all."""
-
-    type: Literal["single_page"]
-
-
-class JsonLink(StrictModel):
-    """The answer has the URL of the next page."""
-
-    type: Literal["json_link"]
-    next_url_path: Text = "next"
-
-
-class HeaderLink(StrictModel):
-    """The header `Link` has the URL of the next page."""
-
-    type: Literal["header_link"]
-    links_next_key: Text = "next"
-
-
-class HeaderCursor(StrictModel):
-    """A header has what the next request sends as a parameter."""
-
-    type: Literal["header_cursor"]
-    cursor_key: Text = "next"
-    cursor_param: Text = "cursor"
-
-
-class CursorPages(StrictModel):
-    """The answer has what the next request sends as a parameter, or in its body."""
-
-    type: Literal["cursor"]
-    cursor_path: Text = "cursors.next"
-    cursor_param: str | None = None
-    cursor_body_path: str | None = None
-    has_more_path: str | None = None
-    stop_after_empty_page: Flag = False
-
-
-class Offset(StrictModel):
-    """The request has how many objects to skip."""
-
-    type: Literal["offset"]
-    limit: Whole = Field(gt=0)
-    offset: Whole = Field(default=0, ge=0)
-    offset_param: str | None = None
-    limit_param: str | None = None
-    offset_body_path: str | None = None
-    limit_body_path: str | None = None
-    total_path: str | None = None
-    has_more_path: str | None = None
-    stop_after_empty_page: Flag = True
-
-
-class PageNumber(StrictModel):
-    """The request has the page's number."""
-
-    type: Literal["page_number"]
-    base_page: Whole = Field(default=0, ge=0)
-    page_param: str | None = None
-    page_body_path: str | None = None
-    total_path: str | None = None
-    has_more_path: str | None = None
-    stop_after_empty_page: Flag = True
-
-
-class Keyset(StrictModel):
-    """Each page begins behind the last object of the one before, by `{cursor}` and `{key}`.
-
-    `limit`: how many objects a full page has; a shorter one is the last.
-    `initial_key`: what `{key}` is before the first.
-    """
-
-    type: Literal["keyset"]
-    limit: Whole = Field(gt=0)
-    initial_key: str = ""
-
-
-Paginator = Annotated[
-    SinglePage | JsonLink | HeaderLink | HeaderCursor | CursorPages | Offset | PageNumber | Keyset,
-    Field(discriminator="type"),
-]
 
 
 class Incremental(StrictModel):
@@ -177,6 +95,13 @@ class NoDeletes(StrictModel):
     type: Literal["none"]
 
 
+def some_key(value: str | list[str]) -> str | list[str]:
+    """Return a key that names a field; raises `ValueError`."""
+    if not value or (isinstance(value, list) and not all(value)):
+        raise ValueError("expected the field, or the fields, that identify an object")
+    return value
+
+
 class Keyed(StrictModel):
     """What identifies an object."""
 
@@ -185,9 +110,7 @@ class Keyed(StrictModel):
     @field_validator("primary_key")
     @classmethod
     def _some_key(cls, value: str | list[str]) -> str | list[str]:
-        if not value or (isinstance(value, list) and not all(value)):
-            raise ValueError("expected the field, or the fields, that identify an object")
-        return value
+        return some_key(value)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -295,15 +218,69 @@ class PythonProvider(StrictModel):
     allow_private: Flag = False
 
 
-PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider]]] = {
+class AirbyteCollection(StrictModel):
+    """What a manifest does not say of a stream, or what is to be otherwise.
+
+    Attributes:
+        primary_key: What identifies an object; the manifest's if unset.
+        overlap: How far a poll reads back behind the cursor.
+    """
+
+    primary_key: str | list[str] | None = None
+    created_path: str | None = None
+    overlap: Duration = timedelta(seconds=60)
+    deletes: Annotated[
+        Tombstones | FlagDeletes | SweepDeletes | NoDeletes, Field(discriminator="type")
+    ] = NoDeletes(type="none")
+    delete_notes: str = ""
+
+    @field_validator("primary_key")
+    @classmethod
+    def _some_key(cls, value: str | list[str] | None) -> str | list[str] | None:
+        return None if value is None else some_key(value)
+
+
+class AirbyteProvider(StrictModel):
+    """A declarative manifest of Airbyte, which airbyte-cdk runs in a process of its own."""
+
+    type: Literal["airbyte"]
+    manifest: Code
+    """YAML; in the file the text, or `{file: path}`."""
+    components: Text | None = None
+    """The Python file of the manifest's custom components; it is as trusted as Penstock."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """What the manifest asks for, beside the properties of the credential."""
+    collections: dict[str, AirbyteCollection] = Field(default_factory=dict)
+    rate_limit: RateDefaults = RateDefaults()
+    allow_private: Flag = False
+
+    @field_validator("manifest", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, Code):
+            return value
+        code, file = text_and_file(value, info, "a manifest, or {file: path} where a file holds it")
+        manifest_of(code)
+        return Code(code=code, file=file)
+
+
+def manifest_of(text: str) -> dict[str, Any]:
+    """Return a manifest as its YAML has it; raises `ValueError`."""
+    try:
+        found = yaml.load(str(text), _SAFE)  # noqa: S506 - it is a safe loader
+    except yaml.YAMLError as error:
+        raise ValueError(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or not (found.get("streams") or found.get("dynamic_streams")):
+        raise ValueError(
+            "it is no manifest of Airbyte: expected the keys version, check and streams"
+        )
+    return found
+
+
+_SAFE: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PROVIDERS: Final[dict[str, type[RestProvider | PythonProvider | AirbyteProvider]]] = {
     "rest": RestProvider,
     "python": PythonProvider,
+    "airbyte": AirbyteProvider,
 }
-ProviderSettings = RestProvider | PythonProvider
-OTHER_TYPES: Final = {
-    "airbyte": (
-        "manifests of Airbyte are not read: airbyte-cdk needs older packages than Penstock's own;"
-        " describe the API with type: rest, or yield its objects from a function with type: python"
-    )
-}
-"""Types that users look for and Penstock does not have, and what to do instead."""
+ProviderSettings = RestProvider | PythonProvider | AirbyteProvider

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -20,7 +19,7 @@ from penstock.config.consumers import Consumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
 from penstock.config.models import CONSUMERS, SECTIONS, SINKS, TARGETS
 from penstock.config.nats_consumers import NatsConsumer
-from penstock.config.providers import OTHER_TYPES, PROVIDERS, ProviderSettings
+from penstock.config.providers import PROVIDERS, ProviderSettings
 from penstock.config.settings import Config, SparkSettings, StoreSettings
 from penstock.config.sinks import Sink
 from penstock.config.sources import OutboxSource, PostgresSource, slot_name
@@ -230,7 +229,7 @@ class Reader:
                 targets[name] = target
         providers: dict[str, ProviderSettings] = {}
         for name, value in self.parts(root, "providers") if root.get("providers") else ():
-            if provider := self.typed(PROVIDERS, value, ("providers", name), OTHER_TYPES):
+            if provider := self.typed(PROVIDERS, value, ("providers", name)):
                 providers[name] = provider
         spark = self.model(SparkSettings, root.get("spark") or {}, ("spark",))
         return Parts(
@@ -265,21 +264,15 @@ class Reader:
         return {name: each for name, each in found.items() if each is not None}
 
     def typed(
-        self,
-        models: Mapping[str, type[_M]],
-        value: dict[str, Any],
-        path: KeyPath,
-        others: Mapping[str, str] = MappingProxyType({}),
+        self, models: Mapping[str, type[_M]], value: dict[str, Any], path: KeyPath
     ) -> _M | None:
-        """Validate a part whose `type` selects its model; `others` are why some types are none."""
+        """Validate a part whose `type` selects its model."""
         if model := models.get(_type(value)):
             return self.model(model, value, path)
         types = " or ".join(map(repr, models))
         where, given = (*path, "type"), value.get("type")
         if "type" not in value:
             self.problem(where, f"missing: this key has no default; expected {types}")
-        elif reason := others.get(_type(value)):
-            self.problem(where, reason)
         else:
             text = shown(where, given, self.document)
             self.problem(where, f"expected {types}, got {text}{nearest(given, models)}")

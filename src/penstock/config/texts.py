@@ -7,10 +7,19 @@ from typing import Any, Final
 
 from pydantic import ValidationInfo
 
+from penstock.config.strict import StrictModel
+
 FOLDER: Final = "folder"
 """The validation context's key for the folder that relative names of files start from; with None in
 it no file is read."""
 _BYTES: Final = 1 << 20
+
+
+class Code(StrictModel):
+    """A text, and the file that it was read from, if it was."""
+
+    code: str
+    file: str | None = None
 
 
 def text_and_file(value: Any, info: ValidationInfo, expected: str) -> tuple[str, str | None]:
@@ -31,7 +40,7 @@ def text_and_file(value: Any, info: ValidationInfo, expected: str) -> tuple[str,
 def _read(file: str, info: ValidationInfo) -> str:
     folder = (info.context or {}).get(FOLDER, ".")
     if folder is None:
-        raise ValueError("no file is read for this: give the program itself")
+        raise ValueError("no file is read for this: give the text itself")
     path = Path(folder) / Path(file).expanduser()
     try:
         data = path.read_bytes()

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from penstock.config.strict import StrictModel, Whole
-from penstock.config.texts import text_and_file
+from penstock.config.texts import Code, text_and_file
 from penstock.core.subject import named
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
@@ -28,19 +28,12 @@ NOT_IN_SUBJECT: Final = re.compile(r"[\x00-\x20\x7f*>]")
 """What no literal of a route to a subject may hold."""
 
 
-class LuaCode(StrictModel):
-    """A Lua program, and the file that it was read from, if it was."""
-
-    code: str
-    file: str | None = None
-
-
 class TransformSettings(StrictModel):
     """How messages are changed: exactly one of `sql`, `lua` and `python` is given."""
 
     sql: str | None = None
     """A select list that replaces `record`."""
-    lua: LuaCode | None = None
+    lua: Code | None = None
     """A program with a function `transform(message)`; in the file the text, or `{file: path}`."""
     python: str | None = None
     """`package.module:function`, which the executors can import."""
@@ -52,14 +45,14 @@ class TransformSettings(StrictModel):
     @field_validator("lua", mode="before")
     @classmethod
     def _read_lua(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is None or isinstance(value, LuaCode):
+        if value is None or isinstance(value, Code):
             return value
         code, file = text_and_file(
             value, info, "a Lua program, or {file: path} where a file holds it"
         )
         if not code.strip():
             raise ValueError("the program is empty: expected a function transform(message)")
-        return LuaCode(code=code, file=file)
+        return Code(code=code, file=file)
 
     @field_validator("sql")
     @classmethod

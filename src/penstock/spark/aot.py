@@ -19,6 +19,7 @@ from typing import Final
 
 import xxhash
 
+from penstock.core.caches import folder
 from penstock.spark.java import Java
 
 OLDEST_JAVA: Final = 25
@@ -27,14 +28,6 @@ _KEPT_SECONDS: Final = 30 * 86_400.0
 _CHUNK: Final = 1 << 22
 # A JVM that can't use the cache prints nothing: it only starts slower.
 _QUIET: Final = ("-Xlog:disable", "-Xlog:all=error,aot*=off,cds*=off:stderr")
-
-
-def folder() -> Path:
-    """Return the folder of Penstock's caches: below `XDG_CACHE_HOME`, or else the user's own."""
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "penstock"
-    name = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path("~").expanduser() / name / "penstock"
 
 
 def key(java: Java, jars: list[Path], options: tuple[str, ...]) -> str:

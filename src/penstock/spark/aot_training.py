@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from penstock.core import caches
 from penstock.core.errors import SparkError
 from penstock.spark import aot
 from penstock.spark.java import find_java
@@ -38,7 +39,7 @@ def make(*, background: bool = False) -> Path | None:
             remedy=f"Unset JAVA_HOME, and Penstock takes the Java of its own. {_NO_CACHE}",
         )  # fmt: skip
     try:
-        aot.folder().mkdir(parents=True, exist_ok=True)
+        caches.folder().mkdir(parents=True, exist_ok=True)
         with _alone(wait=not background):
             if background:
                 os.nice(19)
@@ -47,7 +48,7 @@ def make(*, background: bool = False) -> Path | None:
         return None
     except OSError as error:
         raise SparkError(
-            "no_cache", f"No cache can be made in {aot.folder()}: {error.strerror or error}.",
+            "no_cache", f"No cache can be made in {caches.folder()}: {error.strerror or error}.",
             remedy=f"Let XDG_CACHE_HOME name a folder that can be written. {_NO_CACHE}",
         ) from error  # fmt: skip
 
@@ -55,7 +56,7 @@ def make(*, background: bool = False) -> Path | None:
 @contextlib.contextmanager
 def _alone(*, wait: bool) -> Iterator[None]:
     """Let no other process make a cache in this folder; raises `BlockingIOError` or waits for one."""
-    with (aot.folder() / "lock").open("w") as lock:
+    with (caches.folder() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
@@ -67,7 +68,7 @@ def _train(key: str) -> Path:
     from penstock.spark.warm import warm  # noqa: PLC0415 - as above
 
     aot.tidy()
-    unfinished = aot.folder() / f"unfinished-{os.getpid()}.aot"
+    unfinished = caches.folder() / f"unfinished-{os.getpid()}.aot"
     # Its folders are this process's own, and go with it.
     with tempfile.TemporaryDirectory(prefix="penstock-warm-", ignore_cleanup_errors=True) as folder:
         os.environ["SPARK_LOCAL_DIRS"] = folder
@@ -84,17 +85,17 @@ def _train(key: str) -> Path:
             if not unfinished.exists():
                 raise SparkError(
                     "no_cache", f"Java ended with exit code {gateway.proc.returncode} and has written"
-                    f" no cache to {aot.folder()}.",
+                    f" no cache to {caches.folder()}.",
                     remedy=f"See whether memory and disk suffice: it takes 1 GiB. {_NO_CACHE}",
                 )  # fmt: skip
             return unfinished.rename(unfinished.with_name(f"{key}-{aot.digest(unfinished)}.aot"))
         except subprocess.TimeoutExpired:
             raise SparkError(
-                "no_cache", f"Java has written no cache to {aot.folder()} in {_SECONDS:g} s.",
+                "no_cache", f"Java has written no cache to {caches.folder()} in {_SECONDS:g} s.",
                 remedy=f"Try again on a quieter machine. {_NO_CACHE}",
             ) from None  # fmt: skip
         finally:
-            for path in aot.folder().glob(f"{unfinished.name}*"):
+            for path in caches.folder().glob(f"{unfinished.name}*"):
                 aot.discard(path)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
-from urllib.parse import quote, quote_plus
 
 import msgspec
 import requests
 from requests.adapters import HTTPAdapter
 
 from penstock.core.backoff import wait_after
-from penstock.core.redact import MASK, redact_url
 from penstock.syncs.errors import SyncError
+from penstock.syncs.masking import without_secrets
 from penstock.syncs.rate_headers import http_date, rate_limit, retry_after
 from penstock.syncs.responses import broken, error_of, is_throttled, status_of
 from penstock.syncs.transport import PublicAdapter, origin_of
@@ -28,7 +26,6 @@ PATIENCE: Final = 30.0
 """How many seconds a session waits by itself; where an API wants more, the scheduler waits."""
 _FIRST_WAIT: Final = 0.5
 _MOST_REDIRECTS: Final = 5
-_SHORTEST_SECRET: Final = 4
 
 
 class Budget(Protocol):
@@ -188,14 +185,23 @@ class ApiSession:
         except (requests.exceptions.RequestException, ValueError) as error:
             raise self._broken(error, url) from None
 
+    def exchange(
+        self, request: requests.PreparedRequest
+    ) -> tuple[requests.Response | None, SyncError | None]:
+        """Send a request once, without a login; return the answer, and what is wrong."""
+        url = request.url or ""
+        kwargs = self._http.merge_environment_settings(url, {}, False, None, None)
+        failure, response = self._once(request, dict(kwargs), signed=False)
+        return response, failure
+
+    def wait(self, seconds: float) -> None:
+        """Wait, unless the run ends."""
+        self._sleep(seconds)
+
     def shown(self, text: str) -> str:
         """Return a text without secrets."""
-        for secret in (*self._secrets, *(self._signer.secrets if self._signer else ())):
-            if len(secret) >= _SHORTEST_SECRET:
-                encoded = base64.b64encode(secret.encode()).decode()
-                for form in (secret, quote(secret, safe=""), quote_plus(secret), encoded):
-                    text = text.replace(form, MASK)
-        return redact_url(text)
+        own = self._signer.secrets if self._signer else ()
+        return without_secrets(text, (*self._secrets, *own))
 
     def send(self, request: requests.PreparedRequest, kwargs: dict[str, Any]) -> requests.Response:
         """Send a request until it succeeds or can't; raises `SyncError`."""

@@ -13,7 +13,7 @@ import requests
 from pydantic import BaseModel, TypeAdapter
 from requests.adapters import BaseAdapter
 
-from penstock.config.providers import OTHER_TYPES, PROVIDERS, ProviderSettings
+from penstock.config.providers import PROVIDERS, ProviderSettings
 from penstock.syncs.connectors.contract import Connector, Json, Kind, Unreadable
 from penstock.syncs.connectors.make import connector_of, session_of
 from penstock.syncs.session import LocalBudget
@@ -170,8 +170,6 @@ def _settings(provider: Mapping[str, Any]) -> ProviderSettings:
     type_ = str(provider.get("type"))
     model: type[BaseModel] | None = PROVIDERS.get(type_)
     if model is None:
-        if type_ in OTHER_TYPES:
-            raise ValueError(f"type: {type_}: {OTHER_TYPES[type_]}")
         raise ValueError(f"type: {provider.get('type')!r} is none of {', '.join(PROVIDERS)}")
     found = model.model_validate(provider)
     assert isinstance(found, ProviderSettings)  # noqa: S101 - it is of PROVIDERS

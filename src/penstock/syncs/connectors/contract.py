@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import requests
 
 from penstock.config.api_logins import Auth
+from penstock.syncs.errors import SyncError
 
 Json = dict[str, Any]
 """A small JSON object: a cursor, a slice or a resume token."""
@@ -165,6 +166,17 @@ class Session(Protocol):
         headers: Mapping[str, str] | None = None,
     ) -> requests.Response:
         """Return a successful response; raises `SyncError`."""
+
+    def exchange(
+        self, request: requests.PreparedRequest
+    ) -> tuple[requests.Response | None, SyncError | None]:
+        """Send a request once as it is, without a login; return the answer, and what is wrong with it.
+
+        For those who sign in and try again by themselves; without an answer there is an error.
+        """
+
+    def wait(self, seconds: float) -> None:
+        """Wait, unless the run ends."""
 
     @property
     def http(self) -> requests.Session:

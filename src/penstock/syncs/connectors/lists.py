@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 import requests
 
-from penstock.config.providers import Endpoint, Incremental, Keyset, Paginator, RestProvider
+from penstock.config.paginators import Keyset, Paginator
+from penstock.config.providers import Endpoint, Incremental, RestProvider
 from penstock.syncs.connectors.contract import Json, Session
 from penstock.syncs.connectors.cursors import CursorFormat
 from penstock.syncs.connectors.objects import Fields, items, key_of, scalar

@@ -13,6 +13,7 @@ import yaml
 
 from penstock.config.providers import (
     READY,
+    AirbyteProvider,
     ProviderSettings,
     PythonProvider,
     RestProvider,
@@ -51,6 +52,10 @@ def connector_of(
             from penstock.syncs.connectors.python import PythonConnector  # noqa: PLC0415
 
             return PythonConnector(provider, settings, properties)
+        case AirbyteProvider():
+            from penstock.syncs.connectors.airbyte import AirbyteConnector  # noqa: PLC0415
+
+            return AirbyteConnector(provider, settings, properties)
     if provider not in READY:
         raise SyncError(
             "connector",

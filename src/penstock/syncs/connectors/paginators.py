@@ -18,7 +18,7 @@ from dlt.common.configuration.specs.runtime_configuration import RuntimeConfigur
 from dlt.sources.helpers.rest_client import paginators as dlt
 from dlt.sources.helpers.rest_client.client import RESTClient
 
-from penstock.config.providers import Paginator
+from penstock.config.paginators import Paginator
 from penstock.syncs.auth import without_parameter
 from penstock.syncs.connectors.contract import Json, Session
 from penstock.syncs.connectors.objects import items, names

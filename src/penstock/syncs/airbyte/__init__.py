@@ -1,0 +1,1 @@
+"""Manifests of Airbyte: airbyte-cdk in an environment and a process of its own."""

@@ -1,0 +1,333 @@
+"""The process that runs a manifest: a program for the environment that has airbyte-cdk.
+
+It imports nothing of Penstock, and talks in lines of JSON: an order comes in, messages go out, and each
+of these but the last has an answer. It makes no connection: requests, and waits between them, are
+messages too, so that Penstock's budget, time-outs and rules about addresses hold for them.
+
+Names of airbyte-cdk that begin with `_` are used here alone; the lock pins its version.
+"""
+
+import base64
+import importlib.util
+import io
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import types
+from email.message import Message
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+_OUT: Final = os.fdopen(os.dup(1), "wb", buffering=0)
+os.dup2(2, 1)  # what the manifest's code prints is no message
+
+
+if TYPE_CHECKING:
+    from penstock.syncs.airbyte.stream_reader import StreamReader, words
+else:  # nothing of Penstock's packages is on the path
+    _beside = importlib.util.spec_from_file_location(
+        "stream_reader",
+        os.path.join(os.path.dirname(__file__), "stream_reader.py"),  # noqa: PTH118, PTH120
+    )
+    _found = importlib.util.module_from_spec(_beside)
+    _beside.loader.exec_module(_found)
+    StreamReader, words = _found.StreamReader, _found.words
+
+
+class _StoppedError(BaseException):
+    """The order is given up; no `except Exception` of a library keeps it."""
+
+
+class _Channel:
+    """What passes between Penstock and this process; the main thread alone talks."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self) -> None:
+        # Of `sys.stdin` it would hold the lock that the interpreter wants when it ends.
+        parts: list[bytes] = []
+        while data := os.read(0, 1 << 20):
+            *ends, rest = data.split(b"\n")
+            for end in ends:
+                self._lines.put(b"".join((*parts, end)))
+                parts.clear()
+            parts.append(rest)
+        os._exit(0)  # whatever the main thread does: nobody waits for it
+
+    def order(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._lines.get())
+        return found
+
+    def send(self, do: str, **fields: Any) -> None:
+        _OUT.write(_encoded({"do": do, **fields}) + b"\n")
+
+    def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+        self.send(do, **fields)
+        answer = self.order()
+        if answer.get("stop"):
+            raise _StoppedError
+        return answer
+
+
+def _encoded(message: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(message, default=str)
+    except TypeError:  # whole numbers of more than 64 bits
+        return json.dumps(message, default=str, ensure_ascii=False).encode("utf-8", "replace")
+
+
+CHANNEL: Final = _Channel()
+_MAIN: Final = threading.main_thread()
+_sleep: Final = time.sleep
+
+
+def _wait(seconds: float) -> None:
+    if threading.current_thread() is _MAIN:
+        CHANNEL.ask("wait", seconds=float(seconds))
+    else:
+        _sleep(seconds)
+
+
+time.sleep = _wait  # type: ignore[assignment]
+
+import orjson  # noqa: E402 - airbyte-cdk takes `time.sleep` at its import
+import requests  # noqa: E402
+import yaml  # noqa: E402
+from airbyte_cdk.models import (  # noqa: E402  # noqa: E402
+    AirbyteStateBlob,
+    AirbyteStateMessage,
+    AirbyteStateType,
+    AirbyteStreamState,
+    Status,
+    StreamDescriptor,
+)
+from airbyte_cdk.sources.declarative.concurrent_declarative_source import (  # noqa: E402
+    ConcurrentDeclarativeSource,
+)
+from airbyte_cdk.sources.declarative.parsers.model_to_component_factory import (  # noqa: E402
+    ModelToComponentFactory,
+)
+from airbyte_cdk.sources.streams.call_rate import LimiterSession  # noqa: E402
+from airbyte_cdk.sources.streams.http import HttpClient  # noqa: E402
+from jsonschema import validators  # noqa: E402
+from urllib3.response import HTTPResponse  # noqa: E402
+
+_DECODED: Final = ("content-encoding", "content-length", "transfer-encoding")
+
+
+_reader: StreamReader | None = None
+
+
+def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> requests.Response:
+    """Have Penstock make a request: in the place of `HTTPAdapter.send`."""
+    if threading.current_thread() is not _MAIN:
+        raise requests.exceptions.ConnectionError("requests of other threads are not made")
+    if _reader is not None:
+        _reader.flush()
+    body = request.body
+    if body is not None and not isinstance(body, str | bytes):
+        body = body.read() if hasattr(body, "read") else b"".join(body)
+    answer = CHANNEL.ask(
+        "send",
+        method=request.method,
+        url=request.url,
+        headers=dict(request.headers),
+        body=None if body is None else _b64(body.encode() if isinstance(body, str) else body),
+    )
+    if "failed" in answer:
+        raise requests.exceptions.ConnectionError(answer["failed"], request=request)
+    headers = Message()
+    for name, value in answer["headers"]:
+        if name.lower() not in _DECODED:
+            headers[name] = value
+    raw = HTTPResponse(
+        body=io.BytesIO(base64.b64decode(answer["body"])),
+        headers=dict(headers.items()),
+        status=answer["status"],
+        reason=answer["reason"],
+        preload_content=False,
+    )
+    # Cookies are read from here.
+    cookies: Any = raw
+    cookies._original_response = types.SimpleNamespace(
+        msg=headers, isclosed=lambda: True, close=lambda: None
+    )
+    return requests.adapters.HTTPAdapter.build_response(_self, request, raw)
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _no_connection(*_args: Any, **_kwargs: Any) -> NoReturn:
+    raise OSError("this process makes no connection: requests go through the library requests")
+
+
+def _uncached(self: Any) -> Any:
+    # Its cache lives for an hour, as long as the process: a parent that is new would not be seen.
+    return LimiterSession(api_budget=self._api_budget)
+
+
+_components: types.ModuleType | None = None
+
+
+def _own_class(name: str) -> Any:
+    """Return a class of the file of components alone: a manifest must not name any other code."""
+    if _components is None:
+        raise ValueError(f"its component {name} is Python of its own, and no file has that")
+    found = getattr(_components, name.rpartition(".")[2], None)
+    if found is None:
+        raise ValueError(f"the file of components has no class {name.rpartition('.')[2]}")
+    return found
+
+
+requests.adapters.HTTPAdapter.send = _transmit  # type: ignore[method-assign,assignment]
+socket.socket.connect = _no_connection  # type: ignore[method-assign]
+socket.socket.connect_ex = _no_connection  # type: ignore[method-assign]
+HttpClient._request_session = _uncached
+ModelToComponentFactory._get_class_from_fully_qualified_class_name = staticmethod(_own_class)
+
+
+class _RefusedError(Exception):
+    """An order can't be done; `code` is that of Penstock's error."""
+
+    def __init__(self, code: str, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+        self.remedy = remedy
+
+
+def _source(order: dict[str, Any], state: list[Any] | None = None) -> Any:
+    global _components
+    _components = None
+    if order["components"] is not None:
+        _components = types.ModuleType("components")
+        sys.modules["components"] = sys.modules["source_declarative_manifest.components"] = (
+            _components
+        )
+        code, file = order["components"]
+        exec(compile(code, file, "exec"), _components.__dict__)  # noqa: S102 - the user's own
+    manifest = yaml.load(order["manifest"], getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    config = order["config"]
+    source = ConcurrentDeclarativeSource(
+        config=config, catalog=None, state=state, source_config=manifest, migrate_manifest=True
+    )
+    if _has(source.resolved_manifest, "refresh_token_updater"):
+        raise _RefusedError(
+            "connector",
+            "The manifest's login replaces its refresh token each time, and Penstock can't keep that.",
+            "Use a login that lasts, such as client credentials or a token, where the API has one.",
+        )
+    _check_config(source, config)
+    return source
+
+
+def _check_config(source: Any, config: dict[str, Any]) -> None:
+    schema = (source.resolved_manifest.get("spec") or {}).get("connection_specification") or {}
+    for error in validators.validator_for(schema)(schema).iter_errors(config):
+        where = ".".join(map(str, error.absolute_path))
+        if error.validator == "required":
+            missing = [n for n in error.validator_value if n not in (error.instance or {})]
+            text = f"lacks {', '.join(f'{where}.{n}' if where else n for n in missing)}"
+        else:  # its own text has the value, which may be a secret
+            text = f"has {where or 'keys'} that its {error.validator} does not allow"
+        raise _RefusedError(
+            "credential",
+            f"The manifest's configuration {text}.",
+            "Give it under config: of the provider, or as a property of the credential.",
+        )
+
+
+def _has(value: Any, key: str) -> bool:
+    if isinstance(value, dict):
+        return key in value or any(_has(each, key) for each in value.values())
+    return isinstance(value, list) and any(_has(each, key) for each in value)
+
+
+def _stream(source: Any, name: str) -> Any:
+    streams = {each.name: each for each in source.streams(config=source._config)}
+    if name not in streams:
+        raise _RefusedError(
+            "not_found",
+            f"The manifest has no stream {name!r}; it has: {', '.join(sorted(streams))}.",
+            "Correct the sync's collections.",
+        )
+    return streams[name]
+
+
+def _discover(order: dict[str, Any]) -> dict[str, Any]:
+    found = []
+    source = _source(order)
+    for stream in source.streams(config=source._config):
+        described = stream.as_airbyte_stream()
+        key = described.source_defined_primary_key or []
+        cursor = (described.default_cursor_field or [None])[0]
+        found.append([described.name, [".".join(path) for path in key], cursor])
+    return {"streams": found}
+
+
+def _check(order: dict[str, Any]) -> dict[str, Any]:
+    source = _source(order)
+    status = source.check(source.logger, source._config)
+    if status.status is not Status.SUCCEEDED:
+        raise RuntimeError(str(status.message))
+    return {}
+
+
+def _read(order: dict[str, Any]) -> dict[str, Any]:
+    global _reader
+    state = None
+    name, since = order["stream"], order["from"]
+    if since is not None:
+        blob = AirbyteStateBlob({order["cursor_field"]: since})
+        of = AirbyteStreamState(StreamDescriptor(name=name), blob)
+        state = [AirbyteStateMessage(type=AirbyteStateType.STREAM, stream=of)]
+    stream = _stream(_source(order, state), name)
+    _reader = StreamReader(stream, order, lambda page: CHANNEL.ask("page", **page))
+    try:
+        return _reader.read()
+    finally:
+        _reader = None
+
+
+def _whole(error: BaseException) -> str:
+    """Return why an order has failed, with the causes that its errors hide."""
+    texts: list[str] = []
+    at: BaseException | None = error
+    while at is not None and len(texts) < 3:
+        text = words(at)
+        if text not in texts:
+            texts.append(text)
+        at = at.__cause__
+    return ": ".join(texts)
+
+
+_ORDERS: Final = {"discover": _discover, "check": _check, "read": _read}
+
+
+def main() -> None:
+    """Do orders until there are no more."""
+    import logging  # noqa: PLC0415 - it is off from here on
+
+    logging.disable(logging.CRITICAL)  # its lines hold requests, and what logs in
+    CHANNEL.send("ready")
+    while True:
+        order = CHANNEL.order()
+        try:
+            result = _ORDERS[order["do"]](order)
+            CHANNEL.send("end", **result)
+        except _StoppedError:
+            CHANNEL.send("stopped")
+        except _RefusedError as error:
+            CHANNEL.send("refused", code=error.code, text=str(error), remedy=error.remedy)
+        except Exception as error:  # whatever the manifest's code raises
+            CHANNEL.send("failed", text=_whole(error))
+
+
+if __name__ == "__main__":
+    main()
