@@ -145,6 +145,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("rewind"), st.sampled_from(["all", "new"]) | st.integers(0, 20)),
     st.tuples(st.just("replay"), st.integers(1, 5)),
     st.tuples(st.just("look"), st.just(0)),
+    st.tuples(st.just("pause"), st.booleans()),
 )
 
 
@@ -201,6 +202,8 @@ class Pair:
                 self.both("replay", value)
             case "look":
                 self.look()
+            case "pause":
+                self.both(*(("pause", "ann") if value else ("enable",)))
             case _ if self.tokens:
                 self.ask(kind, [self.tokens[at % len(self.tokens)] for at in value])
 

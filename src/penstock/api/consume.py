@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+import orjson
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
@@ -118,11 +119,12 @@ class _Form(NamedTuple):
 
 def _messages(received: Received) -> bytes:
     data = b",".join([_message(delivery) for delivery in received.deliveries])
-    return b'{"data":[%b],"info":{"num_pending":%d,"num_ack_pending":%d}}' % (
-        data,
-        received.num_pending,
-        received.num_ack_pending,
-    )
+    info = b'{"num_pending":%d,"num_ack_pending":%d}' % received[1:3]
+    return b'{"data":[%b],"info":%b%b}' % (data, info, _paused(received))
+
+
+def _paused(received: Received) -> bytes:
+    return b"" if received.paused is None else b',"paused":' + orjson.dumps(received.paused)
 
 
 def _message(delivery: Delivery) -> bytes:
@@ -131,9 +133,10 @@ def _message(delivery: Delivery) -> bytes:
 
 
 def _identified(received: Received) -> bytes:
-    return b'{"data":[%b]}' % b",".join(
+    data = b",".join(
         [b'{"ack_id":"%b","data":%b}' % (d.token.encode(), d.message) for d in received.deliveries]
     )
+    return b'{"data":[%b]%b}' % (data, _paused(received))
 
 
 _FORMS: Final = (
@@ -240,7 +243,8 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
         _declare(
             api, f"{form.path}/{path}", receive, form, method=method, summary="Receive messages",
             description="Waits up to `wait_for_ms` for the first one; its messages are this "
-            "worker's until they are acked, nacked, or the consumer's `ack_wait_ms` is over.",
+            "worker's until they are acked, nacked, or the consumer's `ack_wait_ms` is over. While the "
+            "consumer is paused there is none, and `paused` says by whom.",
             model=form.model, extra=_receive_schema(method), codes=(429,),
         )  # fmt: skip
     for endpoint, summary, description, more in (

@@ -107,7 +107,7 @@ class Loop:
     def _claimed(self, limit: int) -> Received | None:
         """Return what an ack's step has handed out already for such a receive."""
         state = self._steps.log.state
-        if state is None or self._steps.stale or self._waiters:
+        if state is None or self._steps.stale or self._waiters or self._steps.info.paused:
             return None
         return self._claims.receive(limit, state)
 
@@ -214,8 +214,11 @@ class Loop:
         """Take one step; return whether another may find more."""
         steps = self._steps
         claims = self._claims
-        limit = sum(waiter.limit for waiter in waiting)
-        followed = sum(one.followed for one in asked)
+        paused = steps.info.disabled if steps.info.paused else None
+        if paused and claims:
+            self._give_back(claims.end())
+        limit = 0 if paused else sum(waiter.limit for waiter in waiting)
+        followed = 0 if paused else sum(one.followed for one in asked)
         expected = claims.expected(followed) if followed and steps.may_claim else 0
         ready = 0
         if claims and steps.log.state is not None:
@@ -235,7 +238,7 @@ class Loop:
             numbers = await steps.pending.number(taken.state), len(taken.state.held)
         if len(taken.deliveries) > mine:
             claims.add(taken.first + mine, taken.deliveries[mine:], numbers)
-        unclaimed = self._waiters.answer(waiting, deliveries, numbers, now)
+        unclaimed = self._waiters.answer(waiting, deliveries, (*numbers, paused), now)
         self._give_back(unclaimed)
         if taken.moved and (asked or taken.dead):
             self._freed(steps.info.id)

@@ -78,7 +78,10 @@ class ConsumerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """A consumer; `own` where it is its stream's own group, `disabled` is why nothing is pushed."""
+    """A consumer; `own` where it is its stream's own group, `disabled` is why nothing is delivered.
+
+    It is `paused` where someone has asked for that; then no receive gets a message either.
+    """
 
     id: int
     name: str
@@ -89,6 +92,7 @@ class ConsumerInfo:
     disabled: str | None
     created_at: datetime
     disabled_at: datetime | None = None
+    paused: bool = False
     uuid: str = field(kw_only=True)
     """What users know it by, beside its name."""
 
@@ -123,11 +127,15 @@ class Delivery(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a receive gives; the numbers are of messages not yet handed out, and not yet acked."""
+    """What a receive gives; the numbers are of messages not yet handed out, and not yet acked.
+
+    `paused` is who has paused the consumer, which gives nothing then.
+    """
 
     deliveries: list[Delivery]
     num_pending: int
     num_ack_pending: int
+    paused: str | None = None
 
 
 class Outcome(NamedTuple):

@@ -49,7 +49,7 @@ class Waiters:
         self,
         waiting: Sequence[Waiter],
         deliveries: Sequence[Delivery],
-        numbers: tuple[int, int],
+        rest: tuple[int, int, str | None],
         now: float,
     ) -> list[Delivery]:
         """Give deliveries to the receives in `waiting`, and end those whose time is up.
@@ -57,7 +57,8 @@ class Waiters:
         Args:
             waiting: The receives that the step was taken for.
             deliveries: What it hands out, up to the sum of their limits.
-            numbers: How many messages were never handed out, and how many are not acked.
+            rest: How many messages were never handed out, how many are not acked, and who has paused
+                the consumer.
             now: The event loop's time.
 
         Returns:
@@ -74,7 +75,7 @@ class Waiters:
             if waiter.done.done():
                 unclaimed += mine
             else:
-                waiter.done.set_result(Received(mine, *numbers))
+                waiter.done.set_result(Received(mine, *rest))
         self._waiters = deque(self.open())
         return unclaimed
 
