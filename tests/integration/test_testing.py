@@ -285,6 +285,11 @@ def test_consumers_answer_as_those_of_the_store(database: Database) -> None:
             [("publish", one), ("receive", 1), ("nack", [0]), ("look", 0), ("replay", 1),
              ("publish", one), ("receive", 3), ("expire", [0]), ("receive", 3)],
         )  # fmt: skip
+        @example(
+            "changes", -1, 100,
+            [("publish", one), ("receive", 1), ("publish", one * 2), ("pause", True), ("ack", [0]),
+             ("receive", 3), ("look", 0), ("pause", False), ("receive", 3)],
+        )  # fmt: skip
         def same(kind: str, max_deliver: int, max_held: int, operations: list[Any]) -> None:
             pair = Pair(
                 store, consumers, loop, f"s{next(numbers)}", kind,

@@ -112,6 +112,17 @@ FROM (
 ) m CROSS JOIN LATERAL (SELECT CASE WHEN {condition} THEN {passed} END AS passed OFFSET 0) f
 ORDER BY m.lsn {order}, m.idx {order}
 
+-- name: tried
+-- Of messages that a client has sent: null where they are left out, empty where they pass, `!` and why they
+-- can't be evaluated; and whether they are ones that the filters name.
+SELECT CASE WHEN left(f.passed, 1) = '!' THEN f.passed ELSE left(f.passed, 0) END, f.named
+FROM (
+    SELECT m.*, coalesce({matches}, false) AS named
+    FROM unnest(%(schemas)s::text[], %(tables)s::text[], %(actions)s::text[], %(messages)s::text[])
+        WITH ORDINALITY AS m (table_schema, table_name, action, message, number)
+) m CROSS JOIN LATERAL (SELECT m.named, CASE WHEN m.named THEN {passed} END AS passed OFFSET 0) f
+ORDER BY m.number
+
 -- name: takes
 -- Whether a consumer takes a message of a segment.
 SELECT coalesce({matches}, false) FROM {segment} m WHERE (m.lsn, m.idx) = (%s, %s)
