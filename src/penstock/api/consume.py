@@ -112,19 +112,21 @@ class _Form(NamedTuple):
     receive: tuple[str, list[str]]
     token: str
     tokens: str
-    written: Callable[[Received], bytes]
+    written: Callable[[Received, bytes], bytes]
     model: type
     operation: str = ""  # what the ids of its operations begin with, the parameter if none
 
 
-def _messages(received: Received) -> bytes:
+def _messages(received: Received, paused: bytes) -> bytes:
     data = b",".join([_message(delivery) for delivery in received.deliveries])
     info = b'{"num_pending":%d,"num_ack_pending":%d}' % received[1:3]
-    return b'{"data":[%b],"info":%b%b}' % (data, info, _paused(received))
+    return b'{"data":[%b],"info":%b%b}' % (data, info, paused)
 
 
-def _paused(received: Received) -> bytes:
-    return b"" if received.paused is None else b',"paused":' + orjson.dumps(received.paused)
+def _paused(consumer: Consumer, received: Received) -> bytes:
+    """Return the member that says who has paused a consumer, nothing where messages came."""
+    info = consumer.info
+    return b',"paused":' + orjson.dumps(info.disabled) if info.paused and not received[0] else b""
 
 
 def _message(delivery: Delivery) -> bytes:
@@ -132,11 +134,11 @@ def _message(delivery: Delivery) -> bytes:
     return b'{"ack_token":"%b","deliver_count":%d,%b' % (token.encode(), count, message[1:])
 
 
-def _identified(received: Received) -> bytes:
+def _identified(received: Received, paused: bytes) -> bytes:
     data = b",".join(
         [b'{"ack_id":"%b","data":%b}' % (d.token.encode(), d.message) for d in received.deliveries]
     )
-    return b'{"data":[%b]%b}' % (data, _paused(received))
+    return b'{"data":[%b]%b}' % (data, paused)
 
 
 _FORMS: Final = (
@@ -214,7 +216,7 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
             values["wait_for_ms"] / 1000,
             request.scope["state"]["client"],
         )
-        return Json(form.written(received))
+        return Json(form.written(received, _paused(consumer, received)))
 
     async def ack(request: Request) -> Response:
         consumer = await consumer_of(request)

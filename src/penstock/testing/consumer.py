@@ -261,8 +261,7 @@ class InMemoryConsumer:
     def _receive(self, limit: int) -> Received:
         with self._clock.lock:
             step, state, first = self._begin(), self._state, self._state.next
-            paused = self.info.disabled if self.info.paused else None
-            texts = [] if paused else self._take(step, limit)
+            texts = [] if self.info.paused else self._take(step, limit)
             counts = [state.held[number][4] + 1 for number in step.redelivered] + [1] * len(
                 step.new
             )
@@ -274,7 +273,7 @@ class InMemoryConsumer:
             tokens = make_tokens(self.info.id, first, positions)
             messages = [self._with_consumer(text) for text in texts]
             deliveries = list(map(Delivery, tokens, counts, messages, positions))
-            received = Received(deliveries, self._num_pending(), len(state.held), paused)
+            received = Received(deliveries, self._num_pending(), len(state.held))
         if dead:
             self._clock.notify()
         return received

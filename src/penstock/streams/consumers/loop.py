@@ -214,7 +214,7 @@ class Loop:
         """Take one step; return whether another may find more."""
         steps = self._steps
         claims = self._claims
-        paused = steps.info.disabled if steps.info.paused else None
+        paused = steps.info.paused
         if paused and claims:
             self._give_back(claims.end())
         limit = 0 if paused else sum(waiter.limit for waiter in waiting)
@@ -238,7 +238,7 @@ class Loop:
             numbers = await steps.pending.number(taken.state), len(taken.state.held)
         if len(taken.deliveries) > mine:
             claims.add(taken.first + mine, taken.deliveries[mine:], numbers)
-        unclaimed = self._waiters.answer(waiting, deliveries, (*numbers, paused), now)
+        unclaimed = self._waiters.answer(waiting, deliveries, numbers, now)
         self._give_back(unclaimed)
         if taken.moved and (asked or taken.dead):
             self._freed(steps.info.id)

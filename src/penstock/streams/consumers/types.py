@@ -127,15 +127,11 @@ class Delivery(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a receive gives; the numbers are of messages not yet handed out, and not yet acked.
-
-    `paused` is who has paused the consumer, which gives nothing then.
-    """
+    """What a receive gives; the numbers are of messages not yet handed out, and not yet acked."""
 
     deliveries: list[Delivery]
     num_pending: int
     num_ack_pending: int
-    paused: str | None = None
 
 
 class Outcome(NamedTuple):

@@ -49,7 +49,7 @@ class Waiters:
         self,
         waiting: Sequence[Waiter],
         deliveries: Sequence[Delivery],
-        rest: tuple[int, int, str | None],
+        numbers: tuple[int, int],
         now: float,
     ) -> list[Delivery]:
         """Give deliveries to the receives in `waiting`, and end those whose time is up.
@@ -57,8 +57,7 @@ class Waiters:
         Args:
             waiting: The receives that the step was taken for.
             deliveries: What it hands out, up to the sum of their limits.
-            rest: How many messages were never handed out, how many are not acked, and who has paused
-                the consumer.
+            numbers: How many messages were never handed out, and how many are not acked.
             now: The event loop's time.
 
         Returns:
@@ -75,7 +74,7 @@ class Waiters:
             if waiter.done.done():
                 unclaimed += mine
             else:
-                waiter.done.set_result(Received(mine, *rest))
+                waiter.done.set_result(Received(mine, *numbers))
         self._waiters = deque(self.open())
         return unclaimed
 
