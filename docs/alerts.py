@@ -115,7 +115,8 @@ ALERTS: Final = (
     Alert(
         "PenstockConsumerFails", "warning", "5m",
         f"min by (stream, consumer) ({CONSUMER_UP}) == 0",
-        "Consumer {{ $labels.consumer }} of {{ $labels.stream }} is disabled, or its deliveries fail",
+        "Consumer {{ $labels.consumer }} of {{ $labels.stream }} is paused or disabled, or its"
+        " deliveries fail",
         _STATUS,
     ),
     Alert(

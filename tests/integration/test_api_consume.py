@@ -281,3 +281,60 @@ def test_workers_in_parallel_get_each_message_once(shop: Shop) -> None:
     ]
     seen = [key for worker in workers for key in ids(worker.result())]
     assert sorted(seen) == list(range(40))
+
+
+def test_a_paused_consumer_hands_out_nothing_and_takes_acks(shop: Shop) -> None:
+    path = shop.consumer()
+    publish(shop.store, shop.stream, [inserted("a", n=1), inserted("b", n=1), updated("a", n=2)])
+    first = shop.client.get(f"{path}/next", params={"batch_size": 10, **WAIT})
+    assert ids(first) == ["a", "b"]
+    assert "paused" not in first.json()
+    waiting = Later(lambda: shop.client.get(f"{path}/next", params={"batch_size": 10, **WAIT}))
+    shop.api.until_waiting(1)
+    assert shop.client.post(f"{path}/pause").json() == {"success": True}
+    a, b = tokens(first)
+    assert shop.client.post(f"{path}/ack", json={"ack_tokens": [a]}).json() == {"success": True}
+    assert shop.client.post(f"{path}/nack", json={"ack_tokens": [b]}).json() == {"success": True}
+    empty = shop.client.get(f"{path}/next", params={"batch_size": 10, "wait_for_ms": 200})
+    assert empty.json() == {
+        "data": [],
+        "info": {"num_pending": 1, "num_ack_pending": 1},
+        "paused": "admin paused it",
+    }
+    assert not waiting.done
+    status = shop.client.get(path).json()["status"]
+    assert (status["state"], status["lag_messages"]) == ("paused", 2)
+    assert status["disabled_since"] is not None
+    assert shop.client.post(f"{path}/resume").json() == {"success": True}
+    # What waited for the consumer is served at once, and in order.
+    rest = waiting.result()
+    assert sorted(item["record"]["n"] for item in rest.json()["data"]) == [1, 2]
+    assert shop.client.get(path).json()["status"]["state"] == "ok"
+
+
+def test_a_pause_holds_in_every_process_and_for_a_streams_own_group(shop: Shop) -> None:
+    other = shop.serve().client
+    assert shop.client.post("/v1/http-consumers/events/pause").status_code == 200
+    deadline = time.monotonic() + 30
+    while other.get("/v1/http-consumers/events").json()["disabled"] is None:
+        assert time.monotonic() < deadline
+    shop.publish(1)
+    empty = other.post("/v1/streams/events/receive", params={"wait_for_ms": 200})
+    assert empty.json() == {"data": [], "paused": "admin paused it"}
+    waiting = Later(lambda: other.post("/v1/streams/events/receive", params=WAIT))
+    shop.client.post("/v1/http-consumers/events/resume")
+    assert ids(waiting.result()) == [1]
+
+
+def test_what_an_ack_has_handed_out_already_is_given_back_by_a_pause(shop: Shop) -> None:
+    path = shop.consumer()
+    shop.publish(*range(40))
+    for _ in range(8):  # receives that follow acks: the next ack hands out for the next receive
+        got = shop.client.get(f"{path}/next", params={"batch_size": 2, **WAIT})
+        shop.client.post(f"{path}/ack", json={"ack_tokens": tokens(got)}).raise_for_status()
+    shop.client.post(f"{path}/pause").raise_for_status()
+    assert ids(shop.client.get(f"{path}/next", params={"batch_size": 2})) == []
+    shop.client.post(f"{path}/resume").raise_for_status()
+    rest = shop.client.get(f"{path}/next", params={"batch_size": 100, **WAIT})
+    assert ids(rest) == list(range(16, 40))
+    assert {item["deliver_count"] for item in rest.json()["data"]} == {1}

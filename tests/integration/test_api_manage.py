@@ -96,7 +96,7 @@ def test_a_consumer_that_is_dropped_is_gone(shop: Shop) -> None:
         shop.client.get(f"{path}/messages"),
         shop.client.get(f"{path}/dead-letters"),
         shop.client.post(f"{path}/dead-letters/1/replay"),
-        shop.client.post(f"{path}/enable"),
+        shop.client.post(f"{path}/resume"),
     ):
         assert "workers" in problem(answer, 404)["detail"]
 
@@ -249,7 +249,7 @@ def test_a_disabled_webhook_shows_why_and_can_be_enabled(shop: Shop, database: D
     database.execute("UPDATE penstock.consumers SET disabled = '410 Gone' WHERE name = 'hook'")
     database.execute("SELECT pg_notify('penstock', 'k')")
     assert _soon(lambda: shop.client.get(path).json()["disabled"]) == "410 Gone"
-    assert shop.client.post(f"{path}/enable").json() == {"success": True}
+    assert shop.client.post(f"{path}/resume").json() == {"success": True}
     assert shop.client.get(path).json()["disabled"] is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.api_help import Shop, problem
+from tests.api_help import Shop, ids, problem
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
 from penstock.embedded.handles import Database
@@ -189,3 +189,44 @@ def test_one_message_has_its_history(shop: Shop) -> None:
     assert state() == "done"
     problem(shop.client.get(f"{PATH}/1:1"), 404)
     problem(shop.client.get(f"{PATH}/x"), 422, "position")
+
+
+def test_a_consumers_filters_are_tried_and_nothing_is_left(shop: Shop) -> None:
+    publish(shop.store, shop.stream, [inserted(n, amount=f"{n}.5") for n in (1, 200)])
+    publish(shop.store, shop.stream, [deleted(7), Change({"id": 4}, table="others")])
+    taken = [{k: v for k, v in each.items() if k != "position"} for each in page(shop)["data"]]
+    path = "/v1/streams/events/try-filters"
+    filters = {"table": "public.items", "sql": "record.amount > 100"}
+
+    def tried(filters: dict[str, Any], messages: list[Any]) -> list[tuple[str, str | None]]:
+        answer = shop.client.post(path, json={"filters": filters, "messages": messages})
+        assert answer.status_code == 200, answer.text
+        return [(each["result"], each["why"]) for each in answer.json()["data"]]
+
+    found = tried(filters, taken)
+    assert [result for result, _ in found] == ["dropped", "sent", "failed", "dropped"]
+    assert "does not hold" in str(found[0][1])
+    assert "record.amount not in the message" in str(found[2][1])
+    assert "don't name" in str(found[3][1])
+    # What a consumer with these filters gets is the same.
+    consumer = shop.consumer("large", filters=filters)
+    got = shop.client.get(f"{consumer}/next", params={"batch_size": 10, "wait_for_ms": 20_000})
+    assert ids(got) == [200]
+    assert [r for r, _ in tried({"action": ["delete"]}, taken)] == ["dropped"] * 2 + [
+        "sent",
+        "dropped",
+    ]
+    record = {"record": {"sync_id": "s", "collection_id": "stripe:customers"}}
+    assert tried({"collection_id": "stripe:customers"}, [record, {"record": {}}])[0][0] == "sent"
+    for wrong, field in (
+        ({"sql": "record.nothing = 1"}, "filters.sql"), ({"tables": ["a"]}, "filters.tables")
+    ):  # fmt: skip
+        problem(shop.client.post(path, json={"filters": wrong, "messages": taken}), 422, field)
+    for messages in ([], taken * 26, ["text"]):
+        assert shop.client.post(path, json={"filters": {}, "messages": messages}).status_code == 422
+    assert tried({}, [{"record": None, "metadata": 5}]) == [("sent", None)]
+    problem(
+        shop.client.post("/v1/streams/none/try-filters", json={"filters": {}, "messages": [{}]}),
+        404,
+    )
+    assert functions(shop) == 1  # that of the consumer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api_help import Shop, problem
+from tests.api_help import Later, Shop, ids, problem
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
@@ -103,4 +104,19 @@ def test_the_command(shop: Shop, tmp_path: Path) -> None:
     assert (wrong.exit_code, "expected beginning, end" in wrong.output) == (1, True)
     wrong = _call(tmp_path, "pause", "mial")
     assert wrong.exit_code == 1
-    assert "There is no consumer 'mial' of type nats" in wrong.output
+    assert "There is no consumer 'mial'; did you mean mail?" in wrong.output
+
+
+def test_the_command_pauses_a_consumer_of_http(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text(f"store: {shop.store.url}\n")
+    path = shop.consumer("workers")
+    shop.publish("a")
+    assert _call(tmp_path, "pause", "workers").exit_code == 0
+    deadline = time.monotonic() + 30
+    while (body := shop.client.get(path).json())["disabled"] is None:
+        assert time.monotonic() < deadline
+    assert body["status"]["state"] == "paused"
+    assert body["disabled"].endswith(" paused it")
+    waiting = Later(lambda: shop.client.get(f"{path}/next", params={"wait_for_ms": 60_000}))
+    assert _call(tmp_path, "resume", "workers").exit_code == 0
+    assert ids(waiting.result(90)) == ["a"]

@@ -503,7 +503,7 @@ def test_status_names_a_consumer_that_gets_nothing(database: Database, write: Wr
     assert result.exit_code == 1
     assert "! consumer events/billing: It is disabled: https://billing.example.com" in result.output
     assert "answered 410 Gone. Messages that wait: 1." in result.output
-    assert "then POST /v1/http-consumers/billing/enable." in result.output
+    assert "then POST /v1/http-consumers/billing/resume." in result.output
     assert (report["level"], ready.status_code) == ("degraded", 200)
     assert report["consumers"]["billing"]["lag_messages"] == 1
     assert 'penstock_consumer_lag_messages{consumer="billing",stream="events"} 1.0' in metrics

@@ -127,14 +127,34 @@ def test_a_webhook_is_paused_and_goes_on(shop: Shop, window: Window) -> None:
     page.get_by_role("button", name="Pause").click()
     page.get_by_text("It is paused").wait_for()
     assert shop.client.get("/v1/http-consumers/hook").json()["disabled"] == "admin paused it"
-    assert "disabled" in facts(window)["State"]
+    assert "paused" in facts(window)["State"]
     page.get_by_role("button", name="Resume").click()
     page.get_by_text("It goes on").wait_for()
     assert shop.client.get("/v1/http-consumers/hook").json()["disabled"] is None
     assert "t0k" not in page.content()
-    pulled = shop.client.post("/v1/http-consumers/events/disable")
-    assert pulled.status_code == 409
-    assert "workers" in pulled.json()["detail"]
+
+
+def test_a_pull_consumer_is_paused_and_goes_on(shop: Shop, window: Window) -> None:
+    path = shop.consumer("mail")
+    shop.publish("a", "b")
+    (held,) = tokens(shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}))
+    window.login(shop.token)
+    page = window.open("consumers/mail")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("It is paused").first.wait_for()
+    found = facts(window)
+    assert "paused" in found["State"]
+    assert (found["Lag"], found["In flight"]) == ("2", "1")
+    assert page.locator("#state", has_text="admin paused it").count() == 1
+    assert "paused" in shop.client.get(f"{path}/next").json()
+    shop.client.post(f"{path}/ack", json={"ack_tokens": [held]}).raise_for_status()
+    row = window.open("consumers").get_by_role("row", name="mail")
+    row.locator("span", has_text="paused").wait_for()
+    page = window.open("consumers/mail")
+    window.check_accessible()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("It goes on").wait_for()
+    assert ids(shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000})) == ["b"]
 
 
 def test_a_nats_consumer_is_paused_and_rewound(shop: Shop, window: Window) -> None:

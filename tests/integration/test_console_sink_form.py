@@ -10,10 +10,12 @@ import orjson
 import pytest
 from tests.api_help import ApiServer, Shop, problem
 from tests.browser import NARROW, WIDE, Window
+from tests.streams_help import Change, deleted, inserted, publish
 from tests.waits import await_true
 
 from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
+from penstock.expressions import ColumnType
 
 XSS = '<script>document.title="owned"</script>"><img src=x onerror="document.title=\'owned\'">'
 TABLE = 'CREATE TABLE orders (id int PRIMARY KEY, note text, total numeric, "Paid At" date)'
@@ -171,6 +173,64 @@ def test_a_transform_is_tried_as_it_is_typed(shop: Shop, window: Window) -> None
     assert page.locator("main img").count() == 0
     window.check_accessible()
     assert shop.client.get("/v1/sinks").json()["data"][0]["name"] == "events"
+
+
+def test_the_tables_of_the_form_are_those_whose_messages_are_taken(
+    shop: Shop, window: Window
+) -> None:
+    old = [Change({"id": n, "note": "mine"}, table="orders") for n in range(2)]
+    publish(shop.store, shop.stream, [*old, *(inserted(n, note="other") for n in range(9))])
+    window.login(shop.token)
+    page = window.open("sinks/form/new?source=shop&to=stream&table=public.orders")
+    assert page.get_by_label("public.orders").is_checked()
+    page.get_by_role("button", name="Take them").click()
+    page.locator("#trial .outcome").nth(1).wait_for()
+    given = page.get_by_label("One a line, as JSON")
+    taken = [orjson.loads(line) for line in given.input_value().splitlines()]
+    assert [(each["metadata"]["table_name"], each["record"]["id"]) for each in taken] == [
+        ("orders", 0), ("orders", 1)
+    ]  # fmt: skip
+    page.get_by_label("public.orders").uncheck()
+    page.get_by_role("button", name="Take them").click()
+    page.locator("#trial .outcome").nth(4).wait_for()
+    assert given.input_value().count('"other"') == 5  # the newest
+    page.get_by_label("Others, or patterns").fill("public.gone")
+    page.get_by_role("button", name="Take them").click()
+    page.locator("#taken", has_text="has no message of public.gone").wait_for()
+
+
+def test_a_consumers_filter_is_tried_as_it_is_typed(shop: Shop, window: Window) -> None:
+    types = {"id": ColumnType("pg_catalog", "int8"), "note": ColumnType("pg_catalog", "text")}
+    shop.store.save_catalog("shop", {("public", "items"): types, ("public", "orders"): types})
+    rows = [inserted(1, note="keep"), inserted(2, note=XSS), deleted(3)]
+    publish(shop.store, shop.stream, [*rows, Change({"id": 4, "note": "keep"}, table="orders")])
+    window.login(shop.token)
+    page = window.open("consumers/form/new?stream=events&type=pull")
+    page.get_by_label("Tables").fill("public.items")
+    page.get_by_role("button", name="Take them").click()
+    trial = page.locator("#trial")
+    trial.locator(".outcome").nth(2).wait_for()
+    assert trial.locator(".outcome").count() == 3  # none of orders
+    assert "onerror" in trial.inner_text()
+    page.get_by_label("Filter").fill("record.note = 'keep'")
+    trial.get_by_text("can't be evaluated").wait_for()  # the delete has its key alone
+    assert [each.inner_text() for each in trial.locator(".badge").all()] == [
+        "sent", "dropped", "failed"
+    ]  # fmt: skip
+    page.get_by_label("insert").check()
+    trial.get_by_text("don't name its table, collection or action").wait_for()
+    page.get_by_label("Filter").fill("record.nothing = 1")
+    trial.locator(".problem", has_text="nothing").wait_for()
+    assert trial.locator(".outcome").count() == 0
+    assert page.title() == "New pull consumer of events · Penstock"
+    for width, height in (NARROW, WIDE):
+        page.set_viewport_size({"width": width, "height": height})
+        window.check_fits()
+        window.check_accessible()
+    assert shop.client.get("/v1/http-consumers").json()["data"][0]["name"] == "events"
+    page = window.open("consumers/form/new?stream=events&type=nats")
+    page.get_by_label("One a line, as JSON").fill(messages("keep"))
+    trial.get_by_text("sent").wait_for()
 
 
 def test_the_next_changes_are_taken_from_the_source(

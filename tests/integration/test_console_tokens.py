@@ -102,7 +102,7 @@ def test_a_viewer_sees_all_and_changes_nothing(shop: Shop, window: Window) -> No
     for path, form in (
         ("tokens", {"name": "new", "role": "admin"}),
         ("tokens/admin/revoke", {"confirm": "admin"}),
-        ("overview/enable/events", {}),
+        ("overview/resume/events", {}),
     ):
         answer = page.request.post(
             f"http://{window.address}/console/{path}",

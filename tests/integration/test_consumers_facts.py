@@ -165,7 +165,7 @@ def test_a_webhook_that_takes_nothing_is_a_problem(store: Store, disabled: bool)
             if disabled:
                 assert problem.code == status["state"] == "disabled"
                 assert "answered 410 Gone" in problem.cause
-                assert "/v1/http-consumers/mail/enable" in problem.remedy
+                assert "/v1/http-consumers/mail/resume" in problem.remedy
                 assert status["disabled_since"] is not None
                 await consumer.enable()
             else:

@@ -145,6 +145,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("rewind"), st.sampled_from(["all", "new"]) | st.integers(0, 20)),
     st.tuples(st.just("replay"), st.integers(1, 5)),
     st.tuples(st.just("look"), st.just(0)),
+    st.tuples(st.just("pause"), st.booleans()),
 )
 
 
@@ -201,6 +202,8 @@ class Pair:
                 self.both("replay", value)
             case "look":
                 self.look()
+            case "pause":
+                self.both(*(("pause", "ann") if value else ("enable",)))
             case _ if self.tokens:
                 self.ask(kind, [self.tokens[at % len(self.tokens)] for at in value])
 
@@ -281,6 +284,11 @@ def test_consumers_answer_as_those_of_the_store(database: Database) -> None:
             "changes", 1, 100,
             [("publish", one), ("receive", 1), ("nack", [0]), ("look", 0), ("replay", 1),
              ("publish", one), ("receive", 3), ("expire", [0]), ("receive", 3)],
+        )  # fmt: skip
+        @example(
+            "changes", -1, 100,
+            [("publish", one), ("receive", 1), ("publish", one * 2), ("pause", True), ("ack", [0]),
+             ("receive", 3), ("look", 0), ("pause", False), ("receive", 3)],
         )  # fmt: skip
         def same(kind: str, max_deliver: int, max_held: int, operations: list[Any]) -> None:
             pair = Pair(

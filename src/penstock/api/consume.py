@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+import orjson
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
@@ -111,18 +112,21 @@ class _Form(NamedTuple):
     receive: tuple[str, list[str]]
     token: str
     tokens: str
-    written: Callable[[Received], bytes]
+    written: Callable[[Received, bytes], bytes]
     model: type
     operation: str = ""  # what the ids of its operations begin with, the parameter if none
 
 
-def _messages(received: Received) -> bytes:
+def _messages(received: Received, paused: bytes) -> bytes:
     data = b",".join([_message(delivery) for delivery in received.deliveries])
-    return b'{"data":[%b],"info":{"num_pending":%d,"num_ack_pending":%d}}' % (
-        data,
-        received.num_pending,
-        received.num_ack_pending,
-    )
+    info = b'{"num_pending":%d,"num_ack_pending":%d}' % received[1:3]
+    return b'{"data":[%b],"info":%b%b}' % (data, info, paused)
+
+
+def _paused(consumer: Consumer, received: Received) -> bytes:
+    """Return the member that says who has paused a consumer, nothing where messages came."""
+    info = consumer.info
+    return b',"paused":' + orjson.dumps(info.disabled) if info.paused and not received[0] else b""
 
 
 def _message(delivery: Delivery) -> bytes:
@@ -130,10 +134,11 @@ def _message(delivery: Delivery) -> bytes:
     return b'{"ack_token":"%b","deliver_count":%d,%b' % (token.encode(), count, message[1:])
 
 
-def _identified(received: Received) -> bytes:
-    return b'{"data":[%b]}' % b",".join(
+def _identified(received: Received, paused: bytes) -> bytes:
+    data = b",".join(
         [b'{"ack_id":"%b","data":%b}' % (d.token.encode(), d.message) for d in received.deliveries]
     )
+    return b'{"data":[%b]%b}' % (data, paused)
 
 
 _FORMS: Final = (
@@ -211,7 +216,7 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
             values["wait_for_ms"] / 1000,
             request.scope["state"]["client"],
         )
-        return Json(form.written(received))
+        return Json(form.written(received, _paused(consumer, received)))
 
     async def ack(request: Request) -> Response:
         consumer = await consumer_of(request)
@@ -240,7 +245,8 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
         _declare(
             api, f"{form.path}/{path}", receive, form, method=method, summary="Receive messages",
             description="Waits up to `wait_for_ms` for the first one; its messages are this "
-            "worker's until they are acked, nacked, or the consumer's `ack_wait_ms` is over.",
+            "worker's until they are acked, nacked, or the consumer's `ack_wait_ms` is over. While the "
+            "consumer is paused there is none, and `paused` says by whom.",
             model=form.model, extra=_receive_schema(method), codes=(429,),
         )  # fmt: skip
     for endpoint, summary, description, more in (

@@ -76,7 +76,13 @@ class _Info(BaseModel):
     num_ack_pending: int = Field(description="Messages out, or waiting for their retry.")
 
 
-class ReceivedMessages(BaseModel):
+class _Received(BaseModel):
+    paused: SkipJsonSchema[None] | str = Field(
+        None, description="Who has paused the consumer; left out while nobody has."
+    )
+
+
+class ReceivedMessages(_Received):
     """Messages of a consumer."""
 
     data: list[_Delivered]
@@ -88,7 +94,7 @@ class _Identified(BaseModel):
     data: _Message
 
 
-class ReceivedIds(BaseModel):
+class ReceivedIds(_Received):
     """Messages of a stream's own consumer group."""
 
     data: list[_Identified]
@@ -155,7 +161,7 @@ class LastError(BaseModel):
 class ConsumerStatus(BaseModel):
     """How a consumer is, whichever processes serve it."""
 
-    state: Literal["ok", "disabled", "deliveries_fail", "message_fails"]
+    state: Literal["ok", "paused", "disabled", "deliveries_fail", "message_fails"]
     lag_messages: int = Field(description="Messages that are not acked yet.")
     lag_seconds: float = Field(description="Since the oldest of these was committed.")
     in_flight: int = Field(description="Messages handed out, and neither acked nor nacked.")
@@ -178,7 +184,9 @@ class ConsumerBody(BaseModel):
     stream: str
     type: Literal["pull", "webhook"]
     own: bool = Field(description="Whether it is its stream's own consumer group.")
-    disabled: str | None = Field(description="Why the webhook gets no more deliveries.")
+    disabled: str | None = Field(
+        description="Why nothing is delivered: a webhook's endpoint refused all, or who paused it."
+    )
     created_at: datetime
     status: ConsumerStatus | None = Field(
         description="Null where the store did not answer, or was not asked."

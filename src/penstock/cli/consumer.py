@@ -1,8 +1,7 @@
-"""`penstock consumer`: the consumers of type nats, by hand."""
+"""`penstock consumer`: consumers, by hand."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.streams.nats_consumers import Place
 
 consumers = typer.Typer(
-    help="Look at the consumers of type nats; pause, resume and rewind them.",
+    help="Pause and resume consumers; look at those of type nats, and rewind them.",
     no_args_is_help=True,
 )
 
@@ -57,18 +56,28 @@ def list_consumers(
 def pause_consumer(
     name: ConsumerName, config: ConfigFile = CONFIG, store_url: StoreUrl = None
 ) -> None:
-    """Publish nothing for a consumer; what its stream gets waits there."""
-    _pause(name, config, store_url, paused=True)
-    typer.echo(f"Paused {name}. The run does so within seconds.")
+    """Deliver nothing of a consumer of any type; what its stream gets waits there.
+
+    What workers have in flight they can still ack.
+    """
+    from penstock.desired.from_file import who
+    from penstock.streams.pauses import pause_consumer as pause
+
+    with errors(), store_of(config, store_url) as store:
+        pause(store, name, who())
+    typer.echo(f"Paused {name}. What serves it does so within seconds.")
 
 
 @consumers.command("resume")
 def resume_consumer(
     name: ConsumerName, config: ConfigFile = CONFIG, store_url: StoreUrl = None
 ) -> None:
-    """Let a paused consumer go on where it was."""
-    _pause(name, config, store_url, paused=False)
-    typer.echo(f"Resumed {name}. The run does so within seconds.")
+    """Let a consumer go on where it was that is paused, or a webhook that was disabled."""
+    from penstock.streams.pauses import resume_consumer as resume
+
+    with errors(), store_of(config, store_url) as store:
+        resume(store, name)
+    typer.echo(f"Resumed {name}. What serves it does so within seconds.")
 
 
 @consumers.command("rewind")
@@ -91,13 +100,6 @@ def rewind_consumer(
     with errors(), store_of(config, store_url) as store:
         NatsConsumers(store).rewind(name, place)
     typer.echo(f"Rewound {name} to {to}. The run does so within seconds.")
-
-
-def _pause(name: str, config: Path, store_url: str | None, *, paused: bool) -> None:
-    from penstock.streams.nats_consumers import NatsConsumers
-
-    with errors(), store_of(config, store_url) as store:
-        NatsConsumers(store).pause(name, paused=paused)
 
 
 def _place(text: str) -> Place:

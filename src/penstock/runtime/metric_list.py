@@ -99,7 +99,7 @@ CONSUMERS: Final = _listed(
 )
 CONSUMER_UP: Final = MetricSpec(
     "penstock_consumer_up",
-    "0 while the consumer is disabled or its deliveries fail",
+    "0 while the consumer is paused or disabled, or its deliveries fail",
     ("stream", "consumer"),
 )
 BACKFILLS: Final = _listed(

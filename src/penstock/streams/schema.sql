@@ -495,6 +495,10 @@ CREATE TABLE penstock.console_sessions (
     seen_at timestamptz NOT NULL DEFAULT now()
 );
 
+-- name: migration_14
+-- Whether someone has paused the consumer; `disabled` is by whom, and nobody receives its messages.
+ALTER TABLE penstock.consumers ADD COLUMN paused boolean NOT NULL DEFAULT false;
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -212,9 +212,14 @@ class InMemoryConsumer:
         """Note why a webhook is delivered to no more."""
         self.change(replace(self.info, disabled=reason, disabled_at=self._clock.now))
 
+    async def pause(self, by: str) -> None:
+        """Answer receives with nothing until it is enabled."""
+        why = f"{by} paused it"
+        self.change(replace(self.info, disabled=why, disabled_at=self._clock.now, paused=True))
+
     async def enable(self) -> None:
-        """Take a `disable` back."""
-        self.change(replace(self.info, disabled=None, disabled_at=None))
+        """Take a `disable` or a `pause` back."""
+        self.change(replace(self.info, disabled=None, disabled_at=None, paused=False))
 
     # Steps
 
@@ -256,7 +261,7 @@ class InMemoryConsumer:
     def _receive(self, limit: int) -> Received:
         with self._clock.lock:
             step, state, first = self._begin(), self._state, self._state.next
-            texts = self._take(step, limit)
+            texts = [] if self.info.paused else self._take(step, limit)
             counts = [state.held[number][4] + 1 for number in step.redelivered] + [1] * len(
                 step.new
             )

@@ -161,15 +161,7 @@ async def _entity(visit: Visit) -> Row:
 def _keys(form: Form, type_: str) -> Row:
     """Return the keys that a filled form stands for; those at their defaults are left out."""
     spec: Row = {}
-    filters: Row = {}
-    lists = {"table": form["tables"].replace(",", " ").split(), "action": form.many("action"),
-             "collection_id": form.many("collection")}  # fmt: skip
-    for key, names in lists.items():
-        if names and set(names) != set(_ACTIONS):
-            filters[key] = names
-    if form["sql"]:
-        filters["sql"] = form["sql"]
-    if filters:
+    if filters := filters_of(form):
         spec["filters"] = filters
     for key in _NUMBERS[type_]:
         text = form[key]
@@ -181,6 +173,19 @@ def _keys(form: Form, type_: str) -> Row:
     if type_ == "webhook" and form["secret"]:
         spec["secrets"] = [form["secret"]]
     return spec
+
+
+def filters_of(form: Form) -> Row:
+    """Return the filters that a filled form stands for."""
+    filters: Row = {}
+    lists = {"table": form["tables"].replace(",", " ").split(), "action": form.many("action"),
+             "collection_id": form.many("collection")}  # fmt: skip
+    for key, names in lists.items():
+        if names and set(names) != set(_ACTIONS):
+            filters[key] = names
+    if form["sql"]:
+        filters["sql"] = form["sql"]
+    return filters
 
 
 def _filled(entity: Row) -> Form:

@@ -19,7 +19,7 @@ PAGE = Page(
     notices={
         "created": "The consumer is made.",
         "saved": "The consumer is changed.",
-        "paused": "It is paused: its messages wait in the stream.",
+        "paused": "It is paused: its messages wait in the stream, and what is in flight can be acked.",
         "resumed": "It goes on, with what waits in its stream first.",
         "rewound": "It goes on from there.",
         "deleted": "The consumer is deleted.",
@@ -63,14 +63,14 @@ async def show(visit: Visit) -> Response:
 
 @PAGE.post("/{name}/pause")
 async def pause(visit: Visit) -> Response:
-    """Have nothing delivered to a webhook, or published for a NATS consumer."""
-    return await _act(visit, {"webhook": "disable", "nats": "pause"}, "paused")
+    """Have nothing delivered by a consumer."""
+    return await _act(visit, "pause", "paused")
 
 
 @PAGE.post("/{name}/resume")
 async def resume(visit: Visit) -> Response:
-    """Let a webhook or a NATS consumer go on."""
-    return await _act(visit, {"webhook": "enable", "nats": "resume"}, "resumed")
+    """Let a consumer go on."""
+    return await _act(visit, "resume", "resumed")
 
 
 @PAGE.post("/{name}/rewind")
@@ -156,13 +156,8 @@ def _path(body: Row) -> str:
     return f"/v1/{section}/{body['name']}"
 
 
-async def _act(visit: Visit, verbs: Mapping[str, str], done: str) -> Response:
-    body = await _body(visit)
-    verb = verbs.get(body["type"])
-    if verb is None:
-        visit.form.problem = "A pull consumer is paused by its workers: they receive no more."
-        return await _page(visit, 422)
-    answer = await visit.api("POST", f"{_path(body)}/{verb}")
+async def _act(visit: Visit, verb: str, done: str) -> Response:
+    answer = await visit.api("POST", f"{_path(await _body(visit))}/{verb}")
     if not answer.ok:
         visit.fail(answer)
     return visit.redirect(f"consumers/{visit.part('name')}", done=done)
@@ -198,13 +193,12 @@ def _http(name: str, body: Mapping[str, Any], status: Mapping[str, Any]) -> Row:
     level = status["parts"].get(f"consumer {body['stream']}/{name}", "ready")
     row: Row = {**dict.fromkeys(_FIGURES), "last_error": None, **body, "name": name}
     error = row["last_error"]
-    paused = body["disabled"] is not None
+    stopped = body["disabled"] is not None
     return row | {
-        "level": "degraded" if paused else level,
-        "paused": paused,
-        "state": "disabled" if paused else _words(row.get("state")),
+        "level": "degraded" if stopped else level,
+        "stopped": stopped,
+        "state": _words(row.get("state")),
         "error": body["disabled"] or (error and error["reason"]),
-        "can_pause": body["type"] == "webhook",
     }
 
 
@@ -212,17 +206,16 @@ def _nats(body: Mapping[str, Any], status: Mapping[str, Any]) -> Row:
     name = body["name"]
     running = status["nats_consumers"].get(name, {})
     level = status["parts"].get(f"consumer {body['stream']}/{name}", "ready")
-    paused = body["state"] == "paused"
+    stopped = body["state"] == "paused"
     why = body["why"]
     row: Row = {**dict.fromkeys(_FIGURES), **running, "last_error": None, **body}
     return row | {
         "type": "nats",
-        "level": "degraded" if paused else level,
-        "paused": paused,
+        "level": "degraded" if stopped else level,
+        "stopped": stopped,
         "state": body["state"],
         "dead_letters": running.get("dead_lettered"),
         "error": running.get("error") or (why and why["reason"]),
-        "can_pause": True,
         "own": False,
     }
 

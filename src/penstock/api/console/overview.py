@@ -22,7 +22,6 @@ PAGE = Page(
     "overview",
     "Overview",
     notices={
-        "enabled": "It is enabled: its messages are delivered again.",
         "resumed": "It goes on, with what waits in its stream first.",
     },
 )
@@ -78,16 +77,16 @@ async def chart(visit: Visit) -> Response:
     return visit.json({"at": history["at"], "series": series})
 
 
-@PAGE.post("/enable/{consumer}")
-async def enable(visit: Visit) -> Response:
-    """Enable a disabled webhook."""
-    return await _act(visit, f"/v1/http-consumers/{visit.part('consumer')}/enable", "enabled")
-
-
 @PAGE.post("/resume/{consumer}")
 async def resume(visit: Visit) -> Response:
-    """Let a paused NATS consumer go on."""
-    return await _act(visit, f"/v1/nats-consumers/{visit.part('consumer')}/resume", "resumed")
+    """Let a consumer go on that is paused, or was disabled."""
+    answers = [
+        await visit.api("POST", f"/v1/{kind}-consumers/{visit.part('consumer')}/resume")
+        for kind in ("http", "nats")
+    ]
+    if any(answer.ok for answer in answers):
+        return visit.redirect(done="resumed")
+    return visit.fail(max(answers, key=lambda answer: answer.status != 404))
 
 
 def _linked(visit: Visit) -> set[str]:
@@ -98,11 +97,6 @@ def _linked(visit: Visit) -> set[str]:
         for method, path, *_ in page.routes
         if method == "GET" and _OF_ONE.fullmatch(path)
     }
-
-
-async def _act(visit: Visit, path: str, done: str) -> Response:
-    answer = await visit.api("POST", path)
-    return visit.redirect(done=done) if answer.ok else visit.fail(answer)
 
 
 _CHARTS: Final = {
@@ -171,9 +165,7 @@ def _actionable(problem: Row) -> Row:
     action = None
     consumer = subject.rpartition("/")[2] if subject.startswith("consumer ") else ""
     requests = _REQUEST.findall(remedy)
-    if consumer and problem["code"] == "disabled":
-        action = {"path": f"overview/enable/{consumer}", "text": f"Enable {consumer}"}
-    elif consumer and problem["code"] == "paused":
+    if consumer and problem["code"] in ("paused", "disabled"):
         action = {"path": f"overview/resume/{consumer}", "text": f"Resume {consumer}"}
     commands += [
         f'curl -X POST -H "Authorization: Bearer $PENSTOCK_TOKEN" "$PENSTOCK_URL{path}"'

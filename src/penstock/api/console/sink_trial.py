@@ -1,12 +1,14 @@
-"""The live trial beside a sink's form: real messages, and what the sink would make of them."""
+"""The live trials beside the forms: real messages, and what a sink or a consumer would make of them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.api.console import exact
+from penstock.api.console import consumer_form, exact
 from penstock.api.console.page import Visit
 from penstock.api.console.sink_form import spec_of
 from penstock.api.console.sinks import PAGE, Row, entity_of
@@ -15,9 +17,9 @@ __all__ = ["PAGE"]
 
 _MESSAGES: Final = 5
 _WAIT_MS: Final = 10_000
-_WINDOWS: Final = (1 << 14, 1 << 20, 1 << 28)
-"""How far before a stream's newest message recent ones are looked for, in bytes of WAL."""
-_MEMBERS: Final = ("record", "changes", "action", "metadata")
+_SEARCH_SECONDS: Final = 2.0
+_PAGE: Final = 100
+_MEMBERS: Final = ("record", "event", "changes", "action", "metadata")
 
 
 @PAGE.get("/form/columns")
@@ -38,7 +40,7 @@ async def messages(visit: Visit) -> Response:
     form = visit.form
     spec = spec_of(form)
     if form["from"]:
-        found, why = await _recent(visit, form["from"])
+        found, why = await _recent(visit, form["from"], spec.get("tables") or ())
     else:
         body = {
             "tables": spec.get("tables"),
@@ -74,23 +76,65 @@ async def trial(visit: Visit) -> Response:
     return visit.render("sinks/trial.html", outcomes=outcomes, why="", field="")
 
 
-async def _recent(visit: Visit, stream: str) -> tuple[list[Row], str]:
-    """Return recent messages of a stream, and why there are none."""
-    shown = await visit.api("GET", f"/v1/streams/{stream}")
-    head = shown.body["head"] if shown.ok else None
-    if head is None:
-        return [], f"The stream {stream} has no message yet."
+@consumer_form.PAGE.post("/form/messages")
+async def consumer_messages(visit: Visit) -> Response:
+    """Return recent messages of the stream of a consumer's form."""
+    form = visit.form
+    filters = consumer_form.filters_of(form)
+    tables = [each for each in filters.get("table", ()) if "." in each and ":" not in each]
+    found, why = await _recent(visit, form["stream"], tables, filters.get("collection_id", ()))
+    text = "\n".join(exact.dumps(each) for each in found)
+    return visit.json({"messages": text, "why": why})
+
+
+@consumer_form.PAGE.post("/form/trial")
+async def consumer_trial(visit: Visit) -> Response:
+    """Show what the filters of a consumer's form would make of the form's messages."""
+    form = visit.form
+    given, why = _given(form.raw("messages"))
+    if why or not given:
+        return visit.render("sinks/trial.html", outcomes=[], why=why, field="messages")
+    body = {"filters": consumer_form.filters_of(form), "messages": given}
+    answer = await visit.api("POST", f"/v1/streams/{form['stream']}/try-filters", body=body)
+    if not answer.ok:
+        field, text = next(iter(answer.errors.items()), ("", answer.detail))
+        return visit.render("sinks/trial.html", outcomes=[], why=text, field=field)
+    outcomes = []
+    for verdict, message in zip(answer.body["data"], given, strict=True):
+        out = [{"to": None, "message": message}] if verdict["result"] == "sent" else []
+        outcomes.append(_shown({**verdict, "code": None, "message": message, "out": out}))
+    return visit.render("sinks/trial.html", outcomes=outcomes, why="", field="")
+
+
+async def _recent(
+    visit: Visit, stream: str, tables: Sequence[str], collections: Collection[str] = ()
+) -> tuple[list[Row], str]:
+    """Return the newest messages of a stream, of some tables or collections, and why there are none."""
+    deadline = time.monotonic() + _SEARCH_SECONDS
     found: list[Row] = []
-    for window in (*_WINDOWS, None):
-        after = None if window is None else f"{head['lsn'] - window}:0"
-        query = {"after": after, "limit": _MESSAGES}
-        answer = await visit.api("GET", f"/v1/streams/{stream}/messages", query)
-        if not answer.ok:
-            return [], answer.detail
-        found = answer.body["data"]
-        if len(found) == _MESSAGES:
-            break
-    return [{key: each[key] for key in _MEMBERS if key in each} for each in found], ""
+    for table in tables or (None,):
+        cursor, left = None, _MESSAGES
+        while left > 0:
+            query = {"table": table, "order": "newest", "cursor": cursor,
+                     "limit": _PAGE if collections else left}  # fmt: skip
+            answer = await visit.api("GET", f"/v1/streams/{stream}/messages", query)
+            if not answer.ok:
+                return [], answer.detail
+            taken = [each for each in answer.body["data"] if _is_of(each, collections)][:left]
+            found, left, cursor = found + taken, left - len(taken), answer.body["next"]
+            if cursor is None or time.monotonic() > deadline:
+                break
+    if not found:
+        of = f" of {', '.join([*tables, *collections])}" if tables or collections else ""
+        return [], f"The stream {stream} has no message{of} yet, or no recent one."
+    found.sort(key=lambda each: (each["position"]["lsn"], each["position"]["idx"]))
+    newest = found[-_MESSAGES:]
+    return [{key: each[key] for key in _MEMBERS if key in each} for each in newest], ""
+
+
+def _is_of(message: Row, collections: Collection[str]) -> bool:
+    of = message.get("event", message.get("record"))
+    return not collections or (isinstance(of, dict) and of.get("collection_id") in collections)
 
 
 def _given(text: str) -> tuple[list[Any], str]:
@@ -113,12 +157,21 @@ def _given(text: str) -> tuple[list[Any], str]:
 
 def _shown(outcome: Row) -> Row:
     """Return an outcome with what the messages are about, in place of all of their metadata."""
-    metadata = outcome["message"]["metadata"]
     return {
         **outcome,
-        "table": f"{metadata['table_schema']}.{metadata['table_name']}",
+        "what": _what(outcome["message"]),
         "out": [
             {"to": each["to"], "message": {k: v for k, v in each["message"].items() if k != "metadata"}}
             for each in outcome["out"]
         ],
     }  # fmt: skip
+
+
+def _what(message: Row) -> str:
+    """Return what a message is about."""
+    metadata = message.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    names = [metadata.get("table_schema"), metadata.get("table_name")]
+    table = ".".join(str(each) for each in names if each)
+    action = message.get("action") or "a message"
+    return f"{action} of {table}" if table else str(action)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from penstock.api.manage.access import grant_of
 from penstock.api.manage.etags import IF_MATCH, check, etag
 from penstock.api.manage.pages import Limit, Paged, after, following
-from penstock.api.problems import Problem, documented, wrong
+from penstock.api.problems import documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, inline, json_answer, read_object
 from penstock.api.schemas import (
     NEW_CONSUMER,
@@ -146,28 +146,22 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         return Json(SUCCESS)
 
     @api.post(
-        f"{_CONSUMER}/disable",
+        f"{_CONSUMER}/pause",
         response_model=Success,
-        summary="Disable a webhook",
-        description="Nothing is delivered until it is enabled; its messages wait in the stream.",
-        responses=documented(409),
+        summary="Pause a consumer",
+        description="Nothing is delivered until it is resumed: its messages wait in the stream. What is "
+        "in flight can be acked, nacked and extended.",
     )
-    async def disable(consumer: str, request: Request) -> Response:
-        found = await consumers.get(consumer)
-        if found.info.type != "webhook":
-            raise Problem(
-                409,
-                f"Consumer {consumer!r} is pulled: it pauses where its workers receive nothing.",
-            )
-        await found.disable(f"{grant_of(request).name} paused it")
+    async def pause(consumer: str, request: Request) -> Response:
+        await (await consumers.get(consumer)).pause(grant_of(request).name)
         return Json(SUCCESS)
 
     @api.post(
-        f"{_CONSUMER}/enable",
+        f"{_CONSUMER}/resume",
         response_model=Success,
-        summary="Enable a disabled webhook",
+        summary="Resume a consumer that is paused, or was disabled",
     )
-    async def enable(consumer: str) -> Response:
+    async def resume(consumer: str) -> Response:
         await (await consumers.get(consumer)).enable()
         return Json(SUCCESS)
 

@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
@@ -20,20 +21,22 @@ from pydantic import (
 
 from penstock.api.manage.pages import Limit, after, cursor_of
 from penstock.api.problems import Problem, documented, wrong
-from penstock.api.requests import Json
+from penstock.api.requests import Json, body_of, json_answer, read_object
 from penstock.api.schemas import LastError, StreamMessage, StreamMessages, iso_time, position_body
-from penstock.config.consumers import storable
+from penstock.config.consumers import Filters, storable
 from penstock.core.message import Position
 from penstock.core.tables import TablePattern
 from penstock.streams.consumers.browse import END, Criteria, SearchPage, browse, condition
 from penstock.streams.consumers.history import ConsumerStanding, history
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.search import Found, Key, StreamSearch
+from penstock.streams.consumers.try_filters import try_filters
 from penstock.streams.records import START
 
 _MESSAGES: Final = "/v1/streams/{stream}/messages"
 _MAX_LSN: Final = 2**63 - 1
 _MAX_IDX: Final = 2**53 - 1
+_MOST_TRIED: Final = 100
 _PARTS: Final = 1_000
 """How many messages may have been made of one, and share its position."""
 _TIME: Final[TypeAdapter[datetime]] = TypeAdapter(
@@ -108,8 +111,45 @@ class _Whole(BaseModel):
     messages: list[_WholeMessage]
 
 
+class _Try(BaseModel):
+    """A consumer's `filters`, and messages as it gets them; `action` is insert where it is left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    filters: Filters
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=_MOST_TRIED)
+
+
+class _Verdict(BaseModel):
+    """What would become of a message; `why` is null where it is handed out."""
+
+    result: Literal["sent", "dropped", "failed"]
+    why: str | None
+
+
+class _Verdicts(BaseModel):
+    """A verdict for each message, in their order."""
+
+    data: list[_Verdict]
+
+
 def add(api: APIRouter, consumers: Consumers) -> None:
     """Add the endpoints to `api`."""
+
+    @api.post(
+        "/v1/streams/{stream}/try-filters",
+        response_model=_Verdicts,
+        summary="Try a consumer's filters on messages",
+        description="What a consumer of the stream with these `filters` would be handed out. Nothing is "
+        "delivered, and no consumer need exist.",
+        responses=documented(409, 413),
+        openapi_extra=body_of(_Try),
+    )
+    async def tried(stream: str, request: Request) -> Response:
+        asked = _Try.model_validate(await read_object(request))
+        search = await consumers.search(_storable("stream", stream))
+        found = await try_filters(search, asked.filters, asked.messages)
+        return json_answer({"data": [each._asdict() for each in found]})
 
     @api.get(
         _MESSAGES,

@@ -7,9 +7,10 @@ stream of many millions of messages is searched without any request that takes l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -119,20 +120,31 @@ async def _browse(
     if criteria.condition is None:
         async with search.sessions.session() as connection:
             return await _Walk(search, criteria, connection, _PASSES).take(low, high, limit)
+    async with evaluating(search, criteria.condition, "filter") as (connection, passed):
+        return await _Walk(search, criteria, connection, passed).take(low, high, limit)
+
+
+@contextlib.asynccontextmanager
+async def evaluating(
+    search: StreamSearch, condition: Translated, field: str
+) -> AsyncIterator[tuple[Connection, sql.Composable]]:
+    """Lend a connection, and what a condition gives there for a message `m`.
+
+    Raises `WrongSetting` of `field` where that takes too long.
+    """
     name = f"search_{secrets.token_hex(8)}"
     async with search.sessions.searches, search.sessions.session() as connection:
         try:
             # The function is the transaction's own: nothing is left of it.
             async with connection.transaction(force_rollback=True):
                 await connection.execute(f"SET LOCAL statement_timeout = '{_MOST_SECONDS}s'")
-                await connection.execute(sql_filter.create(name, criteria.condition))
-                walk = _Walk(search, criteria, connection, sql_filter.passed(name))
-                return await walk.take(low, high, limit)
+                await connection.execute(sql_filter.create(name, condition))
+                yield connection, sql_filter.passed(name)
         except psycopg.errors.QueryCanceled:
             raise WrongSetting(
-                f"filter: it takes too long, more than {_MOST_SECONDS} s for some messages: make"
+                f"{field}: it takes too long, more than {_MOST_SECONDS} s for some messages: make"
                 " its patterns simpler.",
-                "filter",
+                field,
             ) from None
 
 

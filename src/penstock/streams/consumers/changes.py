@@ -152,12 +152,11 @@ class Changes:
             await connection.execute(sql_filter.drop(info.id))
             await _change_entity(connection, info.name, None, by)
 
-    async def disable(self, info: ConsumerInfo, disabled: str | None) -> None:
-        """Note why a consumer is disabled, or with None that it is not."""
+    async def disable(self, info: ConsumerInfo, disabled: str | None, *, paused: bool) -> None:
+        """Note why a consumer is disabled and whether it is paused, or with None that it is not."""
         async with self._changing() as connection:
-            done = await connection.execute(
-                SQL["set_disabled"], {"disabled": disabled, "consumer": info.id}
-            )
+            values = {"disabled": disabled, "paused": paused, "consumer": info.id}
+            done = await connection.execute(SQL["set_disabled"], values)
             if not done.rowcount:
                 raise unknown(info.name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, Protocol
 
 from penstock.core.message import Position
 from penstock.streams.consumers.entry import Entry, StreamPosition
@@ -29,6 +29,14 @@ from penstock.streams.consumers.view import StreamRef
 from penstock.streams.records import commit_position
 
 
+class _Save(Protocol):
+    """Stores why a consumer is disabled, and whether it is paused."""
+
+    def __call__(
+        self, info: ConsumerInfo, disabled: str | None, /, *, paused: bool
+    ) -> Awaitable[None]: ...
+
+
 class Consumer:
     """A consumer of a stream. Every call raises `StoreUnavailable` where the store does not answer.
 
@@ -46,7 +54,7 @@ class Consumer:
         sessions: Sessions,
         info: ConsumerInfo,
         stream: StreamRef,
-        save: Callable[[ConsumerInfo, str | None], Awaitable[None]],
+        save: _Save,
         freed: Callable[[int], None],
         permits: Permits,
     ) -> None:
@@ -252,8 +260,12 @@ class Consumer:
 
     async def disable(self, reason: str) -> None:
         """Record why the webhook gets no more deliveries; its messages stay."""
-        await self._save(self.info, reason)
+        await self._save(self.info, reason, paused=False)
+
+    async def pause(self, by: str) -> None:
+        """Deliver nothing and answer receives with nothing, until it is enabled; its messages stay."""
+        await self._save(self.info, f"{by} paused it", paused=True)
 
     async def enable(self) -> None:
-        """Take a `disable` back."""
-        await self._save(self.info, None)
+        """Take a `disable` or a `pause` back."""
+        await self._save(self.info, None, paused=False)

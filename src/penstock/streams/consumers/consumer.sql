@@ -11,7 +11,7 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
 
 -- name: consumers
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
-       c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
+       c.disabled_at, c.paused, i.id::text, s.id, s.kind, s.source_id, o.id::text
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
 JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
 JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
@@ -26,7 +26,7 @@ WHERE kind = 'consumer' ORDER BY name
 -- The first consumers behind a name, as `consumers` has them. The page is taken before the rest is looked
 -- up: so it costs the same however many there are.
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
-       c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
+       c.disabled_at, c.paused, i.id::text, s.id, s.kind, s.source_id, o.id::text
 FROM (SELECT * FROM penstock.consumers WHERE name > %s ORDER BY name LIMIT %s) c
 JOIN penstock.streams s ON s.id = c.stream_id
 JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
@@ -39,7 +39,7 @@ SELECT version FROM penstock.entities WHERE kind = 'consumer' AND name = %s
 -- name: consumers_named
 -- Those of some names.
 SELECT c.id, c.name, s.name, c.type, c.own, c.settings, c.disabled, c.created_at,
-       c.disabled_at, i.id::text, s.id, s.kind, s.source_id, o.id::text
+       c.disabled_at, c.paused, i.id::text, s.id, s.kind, s.source_id, o.id::text
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id
 JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
 JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
@@ -112,6 +112,17 @@ FROM (
 ) m CROSS JOIN LATERAL (SELECT CASE WHEN {condition} THEN {passed} END AS passed OFFSET 0) f
 ORDER BY m.lsn {order}, m.idx {order}
 
+-- name: tried
+-- Of messages that a client has sent: null where they are left out, empty where they pass, `!` and why they
+-- can't be evaluated; and whether they are ones that the filters name.
+SELECT CASE WHEN left(f.passed, 1) = '!' THEN f.passed ELSE left(f.passed, 0) END, f.named
+FROM (
+    SELECT m.*, coalesce({matches}, false) AS named
+    FROM unnest(%(schemas)s::text[], %(tables)s::text[], %(actions)s::text[], %(messages)s::text[])
+        WITH ORDINALITY AS m (table_schema, table_name, action, message, number)
+) m CROSS JOIN LATERAL (SELECT m.named, CASE WHEN m.named THEN {passed} END AS passed OFFSET 0) f
+ORDER BY m.number
+
 -- name: takes
 -- Whether a consumer takes a message of a segment.
 SELECT coalesce({matches}, false) FROM {segment} m WHERE (m.lsn, m.idx) = (%s, %s)
@@ -135,7 +146,7 @@ UPDATE penstock.consumers SET settings = %s WHERE id = %s
 
 -- name: set_disabled
 UPDATE penstock.consumers
-SET disabled = %(disabled)s, disabled_at = CASE WHEN %(disabled)s::text IS NOT NULL THEN now() END
+SET disabled = %(disabled)s, paused = %(paused)s, disabled_at = CASE WHEN %(disabled)s::text IS NOT NULL THEN now() END
 WHERE id = %(consumer)s
 
 -- name: delete_consumer

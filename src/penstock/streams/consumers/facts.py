@@ -96,9 +96,13 @@ def failure_of(info: ConsumerInfo, facts: ConsumerFacts) -> Failure | None:
     remedy = "Repair the endpoint" if webhook else "Look at the log of the workers"
     why = "" if facts.last_failure is None else f" The last failure: {facts.last_failure.reason}."
     if info.disabled is not None:
+        waiting = f"Messages that wait: {facts.lag_messages:,}."
         at = None if info.disabled_at is None else info.disabled_at.timestamp()
-        cause = f"It is disabled: {info.disabled}. Messages that wait: {facts.lag_messages:,}."
-        remedy = f"{remedy}, then POST /v1/http-consumers/{info.name}/enable."
+        if info.paused:
+            go_on = f"Let it go on: penstock consumer resume {info.name}"
+            return Failure("paused", f"It is paused: {info.disabled}. {waiting}", go_on, at)
+        cause = f"It is disabled: {info.disabled}. {waiting}"
+        remedy = f"{remedy}, then POST /v1/http-consumers/{info.name}/resume."
         return Failure("disabled", cause, remedy, at)
     if facts.failed_in_a_row >= FAILING:
         cause = f"{facts.failed_in_a_row:,} deliveries failed, and none was acked since.{why}"

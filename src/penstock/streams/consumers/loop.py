@@ -107,7 +107,7 @@ class Loop:
     def _claimed(self, limit: int) -> Received | None:
         """Return what an ack's step has handed out already for such a receive."""
         state = self._steps.log.state
-        if state is None or self._steps.stale or self._waiters:
+        if state is None or self._steps.stale or self._waiters or self._steps.info.paused:
             return None
         return self._claims.receive(limit, state)
 
@@ -214,8 +214,11 @@ class Loop:
         """Take one step; return whether another may find more."""
         steps = self._steps
         claims = self._claims
-        limit = sum(waiter.limit for waiter in waiting)
-        followed = sum(one.followed for one in asked)
+        paused = steps.info.paused
+        if paused and claims:
+            self._give_back(claims.end())
+        limit = 0 if paused else sum(waiter.limit for waiter in waiting)
+        followed = 0 if paused else sum(one.followed for one in asked)
         expected = claims.expected(followed) if followed and steps.may_claim else 0
         ready = 0
         if claims and steps.log.state is not None:

@@ -215,8 +215,8 @@ class Consumers:
         await self._changes.delete((await self.get(name)).info, by, check)
         await self._load()
 
-    async def _save(self, info: ConsumerInfo, disabled: str | None) -> None:
-        await self._changes.disable(info, disabled)
+    async def _save(self, info: ConsumerInfo, disabled: str | None, *, paused: bool) -> None:
+        await self._changes.disable(info, disabled, paused=paused)
         await self._load()
 
     async def bastion(self, bastion: Bastion) -> Bastion:
@@ -246,7 +246,7 @@ class Consumers:
             self._names, self._uuids, self._streams = {}, {}, {}
             found: dict[int, tuple[tuple[Any, ...], ConsumerInfo]] = {}
             for row in rows:
-                id_, (stream_id, kind, source, stream_uuid) = row[0], row[10:]
+                id_, (stream_id, kind, source, stream_uuid) = row[0], row[11:]
                 old, was = self._rows.get(id_, (None, None))
                 info = was if was is not None and old == row else _info(row)
                 found[id_] = row, info
@@ -316,6 +316,6 @@ class Consumers:
 
 
 def _info(row: tuple[Any, ...]) -> ConsumerInfo:
-    id_, name, stream, type_, own, settings, *state, uuid = row[:10]
+    id_, name, stream, type_, own, settings, *state, uuid = row[:11]
     checked = settings_of(type_, settings)
     return ConsumerInfo(id_, name, stream, type_, own, checked, *state, uuid=uuid)

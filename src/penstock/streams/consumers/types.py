@@ -78,7 +78,10 @@ class ConsumerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """A consumer; `own` where it is its stream's own group, `disabled` is why nothing is pushed."""
+    """A consumer; `own` where it is its stream's own group, `disabled` is why nothing is delivered.
+
+    It is `paused` where someone has asked for that; then no receive gets a message either.
+    """
 
     id: int
     name: str
@@ -89,6 +92,7 @@ class ConsumerInfo:
     disabled: str | None
     created_at: datetime
     disabled_at: datetime | None = None
+    paused: bool = False
     uuid: str = field(kw_only=True)
     """What users know it by, beside its name."""
 
