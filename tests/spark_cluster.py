@@ -13,7 +13,7 @@ from typing import Final
 import httpx
 import psutil
 import pyspark
-from tests.integration.nats_servers import await_true
+from tests.waits import await_true
 
 from penstock.embedded.process import GuardedProcess, free_port
 

@@ -78,7 +78,7 @@ class _Info(BaseModel):
 
 class _Received(BaseModel):
     paused: SkipJsonSchema[None] | str = Field(
-        None, description="Who has paused the consumer; left out while nobody has."
+        None, description="Who has paused the consumer; left out where it is not paused."
     )
 
 

@@ -148,7 +148,7 @@ class Remover:
         return bool(again or others)
 
     def _remove_alone(self, store: Store, source: str, removal: Removal) -> None:
-        """Remove what belongs to a source that nobody wants to run."""
+        """Remove what belongs to a source that no configuration has."""
         known = store.source(source)
         with contextlib.ExitStack() as stack:
             if known is not None:

@@ -496,7 +496,7 @@ CREATE TABLE penstock.console_sessions (
 );
 
 -- name: migration_14
--- Whether someone has paused the consumer; `disabled` is by whom, and nobody receives its messages.
+-- Whether someone has paused the consumer; `disabled` is by whom, and no receive gets its messages.
 ALTER TABLE penstock.consumers ADD COLUMN paused boolean NOT NULL DEFAULT false;
 
 -- name: source_table

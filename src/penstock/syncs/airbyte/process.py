@@ -159,7 +159,7 @@ class Process:
 
 
 class Processes:
-    """Lends processes, and ends those that nobody needs any more."""
+    """Lends processes, and ends those that are not needed any more."""
 
     def __init__(self, most: int = _MOST, idle_seconds: float = _IDLE_SECONDS) -> None:
         self._most: Final = most

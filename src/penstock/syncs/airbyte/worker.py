@@ -57,7 +57,7 @@ class _Channel:
                 self._lines.put(b"".join((*parts, end)))
                 parts.clear()
             parts.append(rest)
-        os._exit(0)  # whatever the main thread does: nobody waits for it
+        os._exit(0)  # whatever the main thread does: it is not waited for
 
     def order(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._lines.get())
