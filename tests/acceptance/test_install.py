@@ -11,10 +11,13 @@ import tempfile
 import venv
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "sh", "setsid", "chmod", "ls", "env", "ps", "locale", "getconf")
 
 
+@pytest.mark.timeout(1200)
 def test_the_wheel_in_an_empty_environment() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-test-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
