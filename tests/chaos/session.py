@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import PATIENCE
+from ..pipeline import PATIENCE, Penstock
 from .changes import Changes
 from .expected import bodies, judge, said_by
 from .faults import Supervisor, World
@@ -76,6 +77,10 @@ class Outcome:
             "violations": dict(self.verdict.violations),
             "examples": self.verdict.examples,
         }
+
+
+def _answers(pipeline: Penstock) -> bool:
+    return pipeline.get("/healthz")[0] != 0
 
 
 class Session:
@@ -244,8 +249,12 @@ class Session:
         outcome.exits = [code for supervisor in world.supervisors for code in supervisor.exits]
         working = world.pipeline
         for pipeline in sorted(world.pipelines, key=lambda it: it is working):
-            # It may have come up this moment: what it still delivers is judged too.
-            if pipeline.running and (code := pipeline.stop()) != 0:
+            # It may come up this moment: it takes signals once it answers, and what it still delivers
+            # is judged too.
+            if not pipeline.running:
+                continue
+            pipeline.wait_for(partial(_answers, pipeline), PATIENCE, "up")
+            if (code := pipeline.stop()) != 0:
                 blame("exit code", f"{code} after SIGTERM")
         histories = {key: steps for w in self._writers for key, steps in w.histories.items()}
         messages = read_all(world.nats.url, STREAM)
