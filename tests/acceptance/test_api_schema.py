@@ -69,6 +69,7 @@ _BY_HAND = (
     *(f"PUT /v1/{kind}s/{{{kind}}}/bastion/host-key" for kind in ("source", "target")),
     "POST /v1/try-sink",
     "POST /v1/sources/{source}/next-changes",
+    "POST /v1/streams/{stream}/try-filters",
     "POST /v1/plan",
     "POST /v1/apply",
     "POST /v1/test-source",
