@@ -161,7 +161,7 @@ def documented(*codes: int) -> dict[int | str, dict[str, Any]]:
     content = {_MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemBody.__name__}"}}}
     return {
         code: {"description": HTTPStatus(code).phrase, "content": content}
-        for code in sorted({400, 401, 403, 404, 422, 503, *codes})
+        for code in sorted({400, 401, 403, 404, 422, 431, 503, *codes})
     }
 
 

@@ -37,6 +37,12 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+_ONE_IN_A_LIST: Final = BeforeValidator(
+    _listed,
+    json_schema_input_type=str | Annotated[tuple[str, ...], Field(min_length=1, max_length=100)],
+)
+
+
 def storable(text: str) -> str:
     """Return `text` if Postgres can hold it; raises `ValueError`."""
     if "\0" in text:
@@ -58,16 +64,16 @@ def _action(action: str) -> str:
 
 
 _Text = Annotated[str, AfterValidator(storable)]
-_Names = Annotated[tuple[_Text, ...], BeforeValidator(_listed), Field(min_length=1, max_length=100)]
+_Names = Annotated[tuple[_Text, ...], Field(min_length=1, max_length=100), _ONE_IN_A_LIST]
 _Tables = Annotated[
     tuple[Annotated[_Text, AfterValidator(_table)], ...],
-    BeforeValidator(_listed),
     Field(min_length=1, max_length=100),
+    _ONE_IN_A_LIST,
 ]
 _Actions = Annotated[
     tuple[Annotated[str, AfterValidator(_action)], ...],
-    BeforeValidator(_listed),
     Field(min_length=1),
+    _ONE_IN_A_LIST,
 ]
 
 
