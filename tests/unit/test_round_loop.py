@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import pyarrow as pa
+import pytest
 from structlog.testing import capture_logs
+from tests.waits import await_true
 
 from penstock.core.blocks import Block, Opening, unpack
 from penstock.core.errors import CaptureError
 from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.postgres.chunk import Chunk, ChunkBuilder, Piece
 from penstock.postgres.reads import BackfillSpec, Reads
+from penstock.spark import round_loop
 from penstock.spark.lanes import Lane, Reports, read
 from penstock.spark.round_loop import RoundLoop
 
@@ -57,6 +61,42 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
             assert found == ("asked", Position(20, 0))
         reader.join(PATIENCE)
         assert not reader.is_alive()  # its batch has ended
+        reports.close()
+    finally:
+        loop.close()
+
+
+def test_a_batch_lasts_from_its_first_lane_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Spark has few slots its tasks wait for them, as long as a batch of others lasts."""
+    asked = threading.Event()
+
+    def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
+        asked.set()
+        return after, [], False
+
+    capture = SimpleNamespace(
+        start=Position(20, 0), on_read=None, altered=lambda: None, hand_out=hand_out,
+        confirm=lambda _: None,
+    )  # fmt: skip
+    loop = RoundLoop(
+        host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
+        on_settled=lambda _: None, on_failed_reads=lambda *_: None, on_drained=lambda: None,
+    )  # fmt: skip
+    loop.start()
+    try:
+        loop.attach(cast("Any", capture))
+        loop.open(1)
+        await_true(lambda: loop._opened is not None, PATIENCE, what="the batch is open")
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2000)
+        monkeypatch.setattr(round_loop, "time", later)
+        reader = threading.Thread(target=list, args=(read(Lane(loop.address, 1, 0), 7),))
+        reader.start()
+        reports = Reports(Opening(loop.address, 1, 0, 7))
+        assert asked.wait(PATIENCE)
+        assert reader.is_alive()  # its batch goes on
+        loop.drain()
+        reader.join(PATIENCE)
+        assert not reader.is_alive()
         reports.close()
     finally:
         loop.close()

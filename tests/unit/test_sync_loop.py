@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -216,6 +217,9 @@ class Rig:
     def open(self, count: int = 2) -> None:
         self.batch += 1
         self.loop.open(self.batch)
+        self.join(count)
+
+    def join(self, count: int) -> None:
         for number in range(count):
             thread = threading.Thread(target=self._lane, args=(number,), daemon=True)
             self.threads.append(thread)
@@ -315,6 +319,21 @@ def test_a_batch_ends_early_where_the_next_one_has_more_lanes(rig: Rig, crm: Crm
     rig.open(2)
     rig.until(lambda: backfilled(rig))
     assert all(thread.is_alive() for thread in rig.threads[1:]), "this one lasts"
+
+
+def test_a_batch_lasts_from_its_first_lane_on(
+    rig: Rig, crm: Crm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Spark has few slots its tasks wait for them, as long as a batch of others lasts."""
+    crm.contacts = {n: n for n in range(1, 101)}
+    rig.configure()
+    rig.open(0)
+    rig.until(lambda: rig.loop._opened is not None)
+    later = SimpleNamespace(time=lambda: time.time() + 2000, time_ns=time.time_ns)
+    monkeypatch.setattr(sync_loop, "time", later)
+    rig.join(1)
+    rig.until(lambda: backfilled(rig))
+    assert rig.threads[0].is_alive()
 
 
 def test_a_drain_ends_the_batch(rig: Rig, crm: Crm) -> None:

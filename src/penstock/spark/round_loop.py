@@ -8,6 +8,7 @@ docs/performance.md has what a round of one message costs, process by process.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ class RoundLoop:
         self._drained = False
         self._not_before = 0.0
         self._sent: list[Part] = []
-        self._opened: tuple[int, float] | None = None  # the batch, and since when
+        self._opened: tuple[int, float] | None = None  # the batch, and when its first lane came
         self._rows = 0  # of this batch
         self._ends: dict[int, Position] = {}  # of the last batches
         self._ending = False
@@ -191,11 +192,11 @@ class RoundLoop:
         self._rounds.begin(capture.start)
         self._position = capture.start
         self._settlement.begin(capture.start, capture.confirm)
-        if self._opened is not None:
+        if self._opened is not None and self._joined:
             self._opened = self._opened[0], time.monotonic()
 
     def _open(self, batch: int) -> None:
-        self._opened = batch, time.monotonic()
+        self._opened = batch, math.inf
         self._rows = 0
         self._ending = False
         self._server.open(batch)
@@ -223,6 +224,9 @@ class RoundLoop:
         match event:
             case Joined(lane):
                 self.joined = True
+                if self._opened is not None and self._opened[1] == math.inf:
+                    # Its tasks may have waited for slots longer than a batch lasts.
+                    self._opened = self._opened[0], time.monotonic()
                 self._send(self._rounds.join(lane))
                 self._joined.add(lane)
                 self._on_joined(len(self._joined))

@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
@@ -77,7 +78,7 @@ class SyncLoop:
         self._calls: list[Callable[[float], None]] = []
         self._calling = threading.Lock()
         self._save_at = 0.0
-        self._opened: tuple[int, float] | None = None
+        self._opened: tuple[int, float] | None = None  # the batch, and when its first lane came
         self._ending: float | None = None
         self._closed = False
         self.draining = False
@@ -112,7 +113,7 @@ class SyncLoop:
 
     def open(self, batch: int) -> None:
         """Begin a batch; its lanes come by themselves."""
-        self._call(lambda now: self._open(batch, now))
+        self._call(lambda _: self._open(batch))
 
     def renew(self) -> None:
         """End the batch once all jobs have ended a page: the next one has more lanes."""
@@ -217,15 +218,15 @@ class SyncLoop:
     def _concurrency(self, credential: str) -> int:
         return self._budgets.get(credential, Budget(Limit())).limit.concurrency
 
-    def _open(self, batch: int, now: float) -> None:
-        self._opened, self._ending = (batch, now), None
+    def _open(self, batch: int) -> None:
+        self._opened, self._ending = (batch, math.inf), None
         self._server.open(batch)
         if not self.draining:
             self._scheduler.go()
 
     def _shorten(self) -> None:
         if self._opened is not None:
-            self._opened = self._opened[0], float("-inf")
+            self._opened = self._opened[0], -math.inf
 
     def _pause(self, now: float) -> float:
         wakes = [now + _IDLE_SECONDS, self._scheduler.wake_at()]
@@ -236,6 +237,9 @@ class SyncLoop:
 
     def _handle(self, event: Event, now: float) -> None:
         if isinstance(event, Joined):
+            if self._opened is not None and self._opened[1] == math.inf:
+                # Its tasks may have waited for slots longer than a batch lasts.
+                self._opened = self._opened[0], now
             self._known[event.lane] = set()
             self._server.send(event.lane, OPEN, self._opening)
             self._scheduler.join(event.lane)
