@@ -97,7 +97,8 @@ def warn_of_few_slots(spark: SparkSession, queries: int) -> None:
     slots = spark.sparkContext.defaultParallelism
     if slots < queries:
         log.warning(
-            "Spark has fewer slots than there are sources, and syncs: these take turns, a minute each",
+            "Spark has fewer slots than queries, one for each source and one for all syncs:"
+            " they take turns of a minute",
             slots=slots, needed=queries,
         )  # fmt: skip
 

@@ -64,8 +64,7 @@ class AirbyteConnector:
     @property
     def defaults(self) -> Defaults:
         """The budget that the provider's settings allow."""
-        limit = self._settings.rate_limit
-        return Defaults(limit.allowed_requests, limit.interval, limit.max_concurrent_requests)
+        return Defaults.allowed_by(self._settings.rate_limit)
 
     @property
     def access(self) -> Access:

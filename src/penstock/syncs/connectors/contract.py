@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import requests
 
 from penstock.config.api_logins import Auth
+from penstock.config.providers import RateDefaults
 from penstock.syncs.errors import SyncError
 
 Json = dict[str, Any]
@@ -135,6 +136,11 @@ class Defaults:
     allowed_requests: int = 10
     interval: timedelta = timedelta(seconds=1)
     max_concurrent_requests: int = 4
+
+    @classmethod
+    def allowed_by(cls, limit: RateDefaults) -> Self:
+        """Return what a provider's settings allow."""
+        return cls(limit.allowed_requests, limit.interval, limit.max_concurrent_requests)
 
 
 @dataclass(frozen=True, slots=True)
