@@ -8,6 +8,7 @@ from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.text import nearest
 from penstock.streams.nats_consumers import NO_CONSUMER
+from penstock.streams.nats_consumers import SQL as NATS_SQL
 from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.streams", "pauses.sql")
@@ -28,7 +29,7 @@ def _set(store: Store, name: str, by: str | None) -> None:
     with store.connection() as connection, connection.transaction():
         if connection.execute(_SQL["http_consumer"], values).rowcount:
             connection.execute(_SQL["notify"])
-        elif not connection.execute(_SQL["nats_consumer"], values).rowcount:
+        elif not connection.execute(NATS_SQL["pause"], [by is not None, name]).rowcount:
             names = [known for (known,) in connection.execute(_SQL["consumers"])]
             raise StoreError(
                 NO_CONSUMER,

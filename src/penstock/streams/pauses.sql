@@ -6,9 +6,6 @@ SET disabled = %(by)s || ' paused it', paused = %(by)s::text IS NOT NULL,
     disabled_at = CASE WHEN %(by)s::text IS NOT NULL THEN now() END
 WHERE name = %(name)s
 
--- name: nats_consumer
-UPDATE penstock.nats_consumers SET paused = %(by)s::text IS NOT NULL WHERE name = %(name)s
-
 -- name: consumers
 SELECT name FROM penstock.consumers UNION ALL SELECT name FROM penstock.nats_consumers ORDER BY 1
 
