@@ -37,9 +37,18 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+# A constraint of Field's would be told beside each wrong name, as if there were none.
+def _counted(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not 1 <= len(names) <= _MAX_NAMES:
+        raise ValueError(f"{len(names)} names: expected 1 to {_MAX_NAMES}")
+    return names
+
+
+_MAX_NAMES: Final = 100
 _ONE_IN_A_LIST: Final = BeforeValidator(
     _listed,
-    json_schema_input_type=str | Annotated[tuple[str, ...], Field(min_length=1, max_length=100)],
+    json_schema_input_type=str
+    | Annotated[tuple[str, ...], Field(min_length=1, max_length=_MAX_NAMES)],
 )
 
 
@@ -64,15 +73,15 @@ def _action(action: str) -> str:
 
 
 _Text = Annotated[str, AfterValidator(storable)]
-_Names = Annotated[tuple[_Text, ...], Field(min_length=1, max_length=100), _ONE_IN_A_LIST]
+_Names = Annotated[tuple[_Text, ...], AfterValidator(_counted), _ONE_IN_A_LIST]
 _Tables = Annotated[
     tuple[Annotated[_Text, AfterValidator(_table)], ...],
-    Field(min_length=1, max_length=100),
+    AfterValidator(_counted),
     _ONE_IN_A_LIST,
 ]
 _Actions = Annotated[
     tuple[Annotated[str, AfterValidator(_action)], ...],
-    Field(min_length=1),
+    AfterValidator(_counted),
     _ONE_IN_A_LIST,
 ]
 
