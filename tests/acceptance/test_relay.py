@@ -265,8 +265,8 @@ def a_pipeline_is_added(app: Database, streams: JetStream, process: Penstock) ->
     first = streams.messages("OTHER")[0].at
     times = [message.at for message in streams.messages("NOTIFICATIONS") if message.at > asked]
     pause = max(after - before for before, after in itertools.pairwise(times))
-    # It took seconds until the new one had its first message, more on a busy machine.
-    assert pause < (first - asked) / 2, f"{pause} of {first - asked}"
+    # Seconds until the new one has its first message; with a restart, the pause would be as long.
+    assert pause < (first - asked) * 3 / 4, f"{pause} of {first - asked}"
     return last
 
 
