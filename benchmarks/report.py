@@ -21,6 +21,7 @@ from benchmarks.probe import DUPLICATE_WINDOW_S, Probe
 from benchmarks.resources import LOAD_RATE, SITUATIONS, Used
 from benchmarks.rig import POSTGRES_SETTINGS, Rig
 from benchmarks.transforms import PLAIN, VARIANTS, Transformed
+from penstock.spark.java import find_java
 
 OURS = "penstock"
 MIB = 2**20
@@ -303,17 +304,10 @@ def verdict_table(verdicts: Sequence[Sequence[str]]) -> str:
 
 
 def java_version() -> str:
-    """Return the version of the Java that Spark would use."""
-    home = os.environ.get("JAVA_HOME")
-    java = f"{home}/bin/java" if home else "java"
-    try:
-        output = subprocess.run(
-            [java, "-version"], check=False, capture_output=True, text=True, timeout=30
-        )
-    except OSError:
-        return "not found"
-    found = re.search(r'"([^"]+)"', output.stderr)
-    return found[1] if found else "unknown"
+    """Return the version of the Java that Spark uses."""
+    java = find_java()
+    found = None if java is None else re.search(r'JAVA_VERSION="([^"]+)"', java.release)
+    return "unknown" if found is None else found[1]
 
 
 def _peer_versions(python: str) -> str:

@@ -147,3 +147,22 @@ def test_a_viewer_changes_nothing(shop: Shop, window: Window) -> None:
     )
     assert answer.status == 403
     assert shop.client.get("/v1/sinks/events").status_code == 200
+
+
+def test_a_sink_to_nats_is_paused_and_goes_on(
+    shop: Shop, window: Window, reported: dict[str, Any]
+) -> None:
+    sink = {"type": "nats", "source": "shop", "url": "nats://here:4222"}
+    shop.client.put("/v1/sinks/copy", json=sink).raise_for_status()
+    reported["copy"] = running(type="nats")
+    window.login(shop.token)
+    assert window.open("sinks/events").get_by_role("button", name="Pause").count() == 0
+    page = window.open("sinks/copy")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("It is paused: its messages wait in the store").wait_for()
+    assert shop.client.get("/v1/sinks/copy").json()["paused"] == "admin"
+    window.check_accessible()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("It goes on").wait_for()
+    page.get_by_role("button", name="Pause").wait_for()
+    assert shop.client.get("/v1/sinks/copy").json()["paused"] is None

@@ -34,6 +34,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainers import Drainers
 from penstock.spark.sink_writer import Delivery, SinkWriter
+from penstock.streams import pauses
 
 WINDOW = 600
 OTHER = "other"
@@ -153,6 +154,48 @@ def test_a_server_that_hangs(
             await_true(lambda: source.states(SHAKY)[:1] == ["behind"])
         finally:
             os.kill(servers.shaky.pid, signal.SIGCONT)
+        servers.assert_all(source)
+
+
+def test_a_sink_is_paused_and_goes_on_under_load(servers: Servers, database: Database) -> None:
+    """Also over a restart of the run: nothing is delivered meanwhile, and all of it afterwards."""
+    key = {"source": "shop", "sink": SHAKY, "by": "admin"}
+
+    def ask(query: str) -> None:
+        with source.store.connection() as connection:
+            connection.execute(pauses.SQL[query], key)
+
+    def published() -> int:
+        return servers.shaky_streams.info(servers.stream).state.messages
+
+    with Source(database.url, servers.sinks) as source:
+        source.warm()
+        with loaded(source, rows=400, pause=0.005):
+            for _ in range(3):
+                ask("pause_sink")
+                await_true(lambda: source.behind().get(SHAKY) == "paused")
+                held, seen = published(), source.written
+                await_true(lambda seen=seen: source.written > seen + 1_000)  # type: ignore[misc]
+                assert published() == held
+                assert source.behind() == {SHAKY: "paused"}
+                ask("resume_sink")
+                await_true(lambda: SHAKY not in source.behind())
+        assert source.states(SHAKY) == ["paused", "behind", "attached"] * 3
+        assert source.states(OTHER) == []
+        ask("pause_sink")
+        await_true(lambda: source.behind().get(SHAKY) == "paused")
+        source.restart()
+        held = published()
+        source.batch(source.written + 500)
+        assert source.behind() == {SHAKY: "paused"}
+        assert published() == held
+        await_true(lambda: source.state.sinks[SHAKY].backlog == 500)
+        (problem,) = next(
+            part.problems for part in source.state.parts() if part.subject == f"sink {SHAKY}"
+        )
+        assert problem.cause == "admin paused it. 500 messages wait in the store."
+        assert problem.remedy == f"Let it go on: penstock sink resume {SHAKY}"
+        ask("resume_sink")
         servers.assert_all(source)
 
 

@@ -19,6 +19,7 @@ from penstock.cli import outbox as cli_outbox
 from penstock.cli import plan as cli_plan
 from penstock.cli import recover as cli_recover
 from penstock.cli import relay as cli_relay
+from penstock.cli import sink as cli_sink
 from penstock.cli import status as cli_status
 from penstock.cli import sync as cli_sync
 from penstock.cli import target as cli_target
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(cli_token.tokens, name="token")
 app.add_typer(cli_dead_letters.dead_letters, name="dead-letters")
 app.add_typer(cli_consumer.consumers, name="consumer")
+app.add_typer(cli_sink.sinks, name="sink")
 app.add_typer(cli_backfill.backfills, name="backfill")
 app.add_typer(cli_outbox.outboxes, name="outbox")
 app.add_typer(cli_target.targets, name="target")

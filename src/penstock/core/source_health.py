@@ -22,6 +22,7 @@ START_SECONDS: Final = 60.0
 """The same of a source that has not run a batch yet: Spark takes a while to start."""
 SILENCE_SECONDS: Final = 15.0
 """How long a source's capture may report nothing; it reports each second."""
+_PAUSED: Final = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,13 @@ def subject_of(name: str, stream: str | None) -> str:
 def sink_part(sink: SinkFacts) -> Part:
     """Return how a sink is. One alone never fails a source: the others go on."""
     subject = subject_of(sink.name, sink.stream)
-    if sink.stream is not None and sink.failure is None and sink.state in ("behind", "paused"):
-        return _waiting_consumer(subject, sink)
+    by_someone = sink.reason is not None and sink.reason.code == _PAUSED
+    if sink.failure is None and sink.state == _PAUSED and (by_someone or sink.stream is not None):
+        return _paused(subject, sink, sink.reason if by_someone else None)
+    if sink.failure is None and sink.state == "behind" and sink.stream is not None:
+        cause = f"It is behind. {sink.backlog} messages wait in its stream."
+        behind = Failure("behind", cause, "It catches up by itself.", sink.since)
+        return Part.failing(subject, Level.DEGRADED, behind)
     why = sink.failure or (sink.reason if sink.state != "attached" else None)
     if why is None and sink.state in ("behind", "detached"):
         why = Failure("behind", "It is behind.", "It catches up by itself.", sink.since)
@@ -93,16 +99,12 @@ def sink_part(sink: SinkFacts) -> Part:
     return Part.of(subject, [problem])
 
 
-def _waiting_consumer(subject: str, consumer: SinkFacts) -> Part:
-    """Return how a consumer is that is not attached and does not fail."""
-    waiting = f"{consumer.backlog} messages wait in its stream."
-    if consumer.state == "paused":
-        remedy = f"Let it go on: penstock consumer resume {consumer.name}"
-        why = Failure("paused", f"It is paused. {waiting}", remedy, consumer.since)
-    else:
-        remedy = "It catches up by itself."
-        why = Failure("behind", f"It is behind. {waiting}", remedy, consumer.since)
-    return Part.failing(subject, Level.DEGRADED, why)
+def _paused(subject: str, sink: SinkFacts, by: Failure | None) -> Part:
+    """Return how one is that someone has paused."""
+    kind, where = ("sink", "the store") if sink.stream is None else ("consumer", "its stream")
+    cause = f"{'It is paused.' if by is None else by.cause} {sink.backlog} messages wait in {where}."
+    remedy = f"Let it go on: penstock {kind} resume {sink.name}"
+    return Part.failing(subject, Level.DEGRADED, Failure(_PAUSED, cause, remedy, sink.since))
 
 
 def source_part(source: SourceFacts, now: float, store: Part | None = None) -> Part:
@@ -149,7 +151,7 @@ def sources_parts(sources: Sequence[SourceFacts], store: Failure | None, now: fl
 def _held_up(source: SourceFacts, now: float) -> Failure | None:
     """Return why none of a source's sinks takes messages, None where one does, or did a moment ago."""
     # A sink that is paused without a failure is disabled, or only starts: it is not to take any.
-    live = [sink for sink in source.sinks if sink.state != "paused" or sink.failure is not None]
+    live = [sink for sink in source.sinks if sink.state != _PAUSED or sink.failure is not None]
     failures = [sink.failure for sink in live if sink.failure is not None]
     if not live or len(failures) < len(live):
         return None

@@ -73,10 +73,10 @@ def finish(
 ) -> None:
     """Drop what is left of a deleted entity, which nothing may use any more.
 
-    Of a sink: its backlog, and the stream of its name, with the consumers; the sink may have been of
-    another type at its end. Of a consumer of type nats: its place. Of a source: its slot, unless another
-    source has it now, what the store knows of its position, and its checkpoints on this machine. A
-    publication stays, and of the source `syncs` its streams, too. Of kind `slot`: the slot, unless a
+    Of a sink: its backlog, its pause, and the stream of its name, with the consumers; the sink may have
+    been of another type at its end. Of a consumer of type nats: its place. Of a source: its slot, unless
+    another source has it now, what the store knows of its position, and its checkpoints on this machine.
+    A publication stays, and of the source `syncs` its streams, too. Of kind `slot`: the slot, unless a
     source has it now. Raises `StoreError`, and `CaptureError` where the source can't be reached from
     here: then it is to be tried again, unless another source has its name by now.
     """
@@ -100,7 +100,8 @@ def finish(
                 nats_consumers.remove(connection, source_id, removal.name)
         else:
             source = str(removal.spec.get("source", ""))
-            connection.execute(_SQL["delete_backlog"], {"source": source, "sink": removal.name})
+            for query in ("delete_backlog", "delete_pause"):
+                connection.execute(_SQL[query], {"source": source, "sink": removal.name})
             connection.execute(_SQL["delete_backfills"], [removal.name])
             _drop_stream(connection, removal.name)
         # Last, as a stream is served under its id until it goes.

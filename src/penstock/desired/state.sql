@@ -147,6 +147,9 @@ DELETE FROM penstock.ids i WHERE i.kind = %(kind)s AND i.name = %(name)s
 DELETE FROM penstock.backlogs b USING penstock.sources s
 WHERE s.id = b.source_id AND s.name = %(source)s AND b.sink = %(sink)s
 
+-- name: delete_pause
+DELETE FROM penstock.paused_sinks WHERE source = %(source)s AND sink = %(sink)s
+
 -- name: delete_reader_backlogs
 -- What waits for the consumers of type nats of a stream; they go with it.
 DELETE FROM penstock.backlogs b USING penstock.nats_consumers n, penstock.streams s

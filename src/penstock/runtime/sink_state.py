@@ -67,6 +67,15 @@ class SinkState(HasFailure):
         now = time.time()
         self.failure = Failure.of(code, text, remedy, now).lasting(self.failure, now)
 
+    def take_reason(self, code: str | None, text: str | None) -> None:
+        """Note why it is behind; one that is paused fails no more, as nothing is tried."""
+        if not self.behind:
+            self.failure = self.reason = None
+        elif text and (self.reason is None or self.reason.code != code):
+            self.reason = Failure.of(code, text, None, time.time())
+            if self.state == "paused":
+                self.failure = None
+
     def count(self, counts: Counts) -> None:
         """Add the counts of new messages; each message is counted once."""
         self.delivered += counts.delivered

@@ -115,10 +115,7 @@ class RunState(Collector):
             sink.state, sink.since = report["state"], report["since"]
             sink.backlog = report["backlog"]
             sink.backlog_bytes = report["backlog_bytes"]
-            if not sink.behind:
-                sink.failure = sink.reason = None
-            elif sink.reason is None and report.get("why"):
-                sink.reason = Failure.of(report.get("why_code"), report["why"], None, time.time())
+            sink.take_reason(report.get("why_code"), report.get("why"))
         else:
             sink.duplicates += report["duplicates"]
             if report.get("counted", True):

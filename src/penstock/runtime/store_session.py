@@ -175,11 +175,12 @@ class StoreSession:
         self._stack.callback(self._drainers.stop)
         for name, sink in self._config.sinks.items():
             if isinstance(sink, NatsSinkSettings):
-                if (why := self._paused.get(name)) is not None:
-                    with self._store.connection() as connection:
-                        source_id = self._sources[sink.source].id
+                source_id = self._sources[sink.source].id
+                with self._store.connection() as connection:
+                    why = self._paused.get(name) or backlog.pause_of(connection, source_id, name)
+                    if why is not None:
                         backlog.put_behind(connection, source_id, name, why)
-                else:
+                if name not in self._paused:
                     self._drain(name, sink)
 
         for source in self._sources:
@@ -271,7 +272,7 @@ class StoreSession:
         self._drainers.look()
 
     def is_drained(self) -> bool:
-        """Whether no sink has a backlog, and no consumer but those that are paused."""
+        """Whether none has a backlog but those that are paused."""
         return self._drainers.is_drained()
 
 

@@ -499,6 +499,16 @@ CREATE TABLE penstock.console_sessions (
 -- Whether someone has paused the consumer; `disabled` is by whom, and no receive gets its messages.
 ALTER TABLE penstock.consumers ADD COLUMN paused boolean NOT NULL DEFAULT false;
 
+-- name: migration_15
+-- Sinks that are paused, beside what the desired state says of them: their messages wait in backlogs.
+CREATE TABLE penstock.paused_sinks (
+    source text NOT NULL,
+    sink text NOT NULL,
+    paused_by text NOT NULL,
+    paused_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (source, sink)
+);
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

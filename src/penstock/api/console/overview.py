@@ -167,6 +167,9 @@ def _actionable(problem: Row) -> Row:
     requests = _REQUEST.findall(remedy)
     if consumer and problem["code"] in ("paused", "disabled"):
         action = {"path": f"overview/resume/{consumer}", "text": f"Resume {consumer}"}
+    elif subject.startswith("sink ") and problem["code"] == "paused":
+        sink = subject.removeprefix("sink ")
+        action = {"path": f"sinks/{sink}/resume", "text": f"Resume {sink}"}
     commands += [
         f'curl -X POST -H "Authorization: Bearer $PENSTOCK_TOKEN" "$PENSTOCK_URL{path}"'
         for path in requests

@@ -1,4 +1,4 @@
-"""Sinks: how each is, what it takes and where it goes, and its end."""
+"""Sinks: how each is, what it takes and where it goes; pause, and its end."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ PAGE = Page(
     notices={
         "created": "The sink is made: a run that has its source takes it up.",
         "saved": "The sink is changed: a run that has its source takes it up.",
+        "paused": "It is paused: its messages wait in the store. The run does so within seconds.",
+        "resumed": "It goes on, with what waits in the store first.",
         "deleted": "The sink is deleted.",
     },
 )
@@ -67,6 +69,24 @@ async def show(visit: Visit) -> Response:
         "sinks/show.html", sink=row, entity=entity, spec=spec, readers=readers, problems=problems,
         requests=requests(visit, f"/v1/streams/{name}", own=True),
     )  # fmt: skip
+
+
+@PAGE.post("/{name}/pause")
+async def pause(visit: Visit) -> Response:
+    """Have nothing delivered to a sink."""
+    return await _act(visit, "pause", "paused")
+
+
+@PAGE.post("/{name}/resume")
+async def resume(visit: Visit) -> Response:
+    """Let a sink go on."""
+    return await _act(visit, "resume", "resumed")
+
+
+async def _act(visit: Visit, action: str, done: str) -> Response:
+    name = visit.part("name")
+    answer = await visit.api("POST", f"/v1/sinks/{name}/{action}")
+    return visit.redirect(f"sinks/{name}", done=done) if answer.ok else visit.fail(answer)
 
 
 async def entity_of(visit: Visit, name: str, section: str = "sinks") -> Row | None:

@@ -18,6 +18,7 @@ from penstock.api.manage import (
     plans,
     providers,
     records,
+    sinks,
     status,
     streams,
     syncs,
@@ -48,6 +49,7 @@ def router(
         messages.add(api, consumers)
         entities.add(api, context)
         nats_consumers.add(api, context)
+        sinks.add(api, context)
         databases.add(api, context)
         targets.add(api, context)
         bastions.add(api, context)

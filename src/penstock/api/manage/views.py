@@ -19,6 +19,7 @@ from penstock.config.syncs import collection_ids
 from penstock.core import queries
 from penstock.streams.consumers.facts import ConsumerFacts, facts_body
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo
+from penstock.streams.pauses import paused_sinks
 from penstock.syncs.controls import SyncControls
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
@@ -55,6 +56,10 @@ class _ConsumerList(Paged):
 
 class _Consumer(EntityBody):
     status: ConsumerStatus | None = Field(None, description="Null where it is not served yet.")
+
+
+class _Sink(EntityBody):
+    paused: str | None = Field(description="Who has paused it; null where nobody has.")
 
 
 class _Target(EntityBody):
@@ -161,6 +166,14 @@ async def _consumers(context: Context, entities: Entities, query: Paged | None) 
     return [{**entity, "status": status.get(entity["name"])} for entity in entities]
 
 
+async def _sinks(context: Context, entities: Entities, _: Paged | None) -> Entities:
+    paused = await context.run(paused_sinks, context.store)
+    keys = ((entity["spec"].get("source"), entity["name"]) for entity in entities)
+    return [
+        {**entity, "paused": paused.get(key)} for entity, key in zip(entities, keys, strict=True)
+    ]
+
+
 async def _targets(context: Context, entities: Entities, _: Paged | None) -> Entities:
     names = [entity["name"] for entity in entities]
 
@@ -220,6 +233,7 @@ def _ready(name: str) -> dict[str, Any]:
 VIEWS: Final = {
     "consumer": View(_Consumer, _ConsumerList, _consumers),
     "provider": View(_Provider, _List, _providers, [_ready(name) for name in sorted(READY)]),
+    "sink": View(_Sink, _List, _sinks),
     "sync": View(_Sync, _List, _syncs),
     "target": View(_Target, _List, _targets),
 }

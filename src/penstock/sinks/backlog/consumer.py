@@ -61,7 +61,7 @@ class ConsumerBacklog(SinkBacklog):
         """Rewind, pause or resume the consumer where that is asked for; see `SinkBacklog`."""
         row = connection.execute(nats_consumers.SQL["asked"], [self.name]).fetchone()
         self.paused, *rewind = row or (False, None, None)
-        behind = super().attend(connection, done)
+        behind = backlog.behind(connection, self.source_id, self.name)
         try:
             if done is not None and None not in rewind:
                 self._rewind(connection, Position(*rewind), done)

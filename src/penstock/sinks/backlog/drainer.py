@@ -55,6 +55,7 @@ _PIECE: Final = 1_000
 _BACKOFF_SECONDS: Final = (0.1, 2.0)
 _SOON_SECONDS: Final = 60.0
 _WAIT_SECONDS: Final = (1.0, 60.0)
+_ON_PURPOSE: Final = ON_PURPOSE | {backlog.RESUMED.code}
 _NOTHING: Final = pa.RecordBatch.from_pylist([], schema=WIRE_SCHEMA)
 
 log = structlog.get_logger("penstock")
@@ -138,7 +139,7 @@ class Drainer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is a consumer's that is paused."""
+        """Whether someone has paused it."""
         return self._backlog.paused
 
     # -- the thread
@@ -314,7 +315,7 @@ class Drainer:
             return
         self._answers = False
         self._target.close()  # what was idle may have lost its server
-        failed = behind is not None and behind.code not in ON_PURPOSE
+        failed = behind is not None and behind.code not in _ON_PURPOSE
         soon = failed and time.monotonic() - self._joined_at < _SOON_SECONDS
         first, most = _WAIT_SECONDS
         self._wait = min(max(first, 2 * self._wait), most) if soon else 0.0

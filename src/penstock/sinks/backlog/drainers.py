@@ -165,7 +165,7 @@ class Drainers:
         return member.read == member.wakes and not member.drainer.is_busy
 
     def is_drained(self) -> bool:
-        """Whether no sink has a backlog, and no consumer but those that are paused."""
+        """Whether none has a backlog but those that are paused."""
         return all(
             self.is_attached(name) or member.drainer.is_paused
             for name, member in list(self._members.items())
@@ -212,7 +212,7 @@ class Drainers:
         for member, of_member in zip(members, wakes, strict=True):
             drainer = member.drainer
             key, until = (drainer.source_id, drainer.sink), done.get(drainer.source_id)
-            # What is asked of a consumer waits for the first round to end.
+            # What is asked for waits for the first round to end.
             if key in found.behind or (key in found.asked and until is not None):
                 drainer.begin()
             else:

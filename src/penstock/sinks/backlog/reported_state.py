@@ -17,6 +17,7 @@ from penstock.streams.nats_consumers import FOLLOWING, PAUSED
 from penstock.streams.pool import StorePool
 
 _REPORT_SECONDS: Final = 1.0
+_CATCHES_UP: Final = frozenset({FOLLOWING[0], backlog.RESUMED.code})
 
 log = structlog.get_logger("penstock")
 
@@ -62,7 +63,7 @@ class ReportedState:
             state = "detached" if late else "behind"
             if behind.code == PAUSED:
                 state = "paused"
-            elif behind.code == FOLLOWING[0]:
+            elif behind.code in _CATCHES_UP:
                 state = "behind"  # however long that takes
         if state == before and (behind is None or now < self._reported_at + _REPORT_SECONDS):
             return False
@@ -92,7 +93,7 @@ class ReportedState:
             log.info(f"{kind} attached again, its backlog is delivered",
                      seconds=round(now - self.since, 1), **what)  # fmt: skip
         elif state == "paused":
-            log.info(f"{kind} paused", **what)
+            log.info(f"{kind} paused", why=behind.error, **what)
         elif state == "detached":
             log.warning(
                 f"{kind} detached", code=behind.code, error=behind.error,
@@ -102,6 +103,8 @@ class ReportedState:
             log.info(f"{kind} publishes what its stream holds", **what)
         elif behind.code == backlog.STARTED:
             log.info(f"{kind} takes what came in while it started", **what)
+        elif behind.code == backlog.RESUMED.code:
+            log.info(f"{kind} resumed, it takes what waits", **what)
         else:
             log.warning(
                 f"{kind} is behind, its messages wait in the store", code=behind.code,

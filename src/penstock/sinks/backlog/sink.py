@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import psycopg
+
+from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.store import Behind, Connection, Taken
+from penstock.streams.nats_consumers import PAUSED
+from penstock.streams.segments import lock_writers
 
 
 class SinkBacklog:
@@ -22,12 +29,28 @@ class SinkBacklog:
         self.name = name
 
     def attend(self, connection: Connection, done: Position | None) -> Behind | None:
-        """Do what is asked for, and return the row of the sink if it is behind.
+        """Pause or resume the sink where that is asked for, and return its row if it is behind.
 
         `done`: all parts of all rounds up to there, of the stream, have ended; None if none has yet.
         """
-        del done
+        pause = backlog.pause_of(connection, self.source_id, self.name)
+        self.paused = pause is not None
+        behind = backlog.behind(connection, self.source_id, self.name)
+        if behind is None:
+            if pause is None or done is None:
+                return None
+            self._put_behind(connection, pause, done)
+        elif (behind.code == PAUSED) != self.paused:
+            backlog.put_behind(connection, self.source_id, self.name, pause or backlog.RESUMED)
+        else:
+            return behind
         return backlog.behind(connection, self.source_id, self.name)
+
+    def _put_behind(self, connection: Connection, why: SinkError, done: Position) -> None:
+        """Have what comes from now on wait, unless the writers are busy: then it is tried again."""
+        with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
+            lock_writers(connection, self.source_id)
+            backlog.fall_behind(connection, self.source_id, self.name, why, done)
 
     def take(
         self, connection: Connection, of: Behind, until: Position | None = None

@@ -25,6 +25,7 @@ from penstock.core.blocks import cut, decode, encode
 from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SinkError
 from penstock.core.message import NO_PART, SUBJECT_FIELD, WIRE_SCHEMA, Position, is_behind
+from penstock.streams.nats_consumers import PAUSED
 from penstock.streams.records import START
 
 Connection = psycopg.Connection[Any]
@@ -38,6 +39,8 @@ STARTING: Final = "starting"
 """The code of a sink that gets a backfill's rows before what waits for it."""
 STARTED: Final = "started"
 """The code of one that has them all, and takes what waits for it now."""
+RESUMED: Final = SinkError("resumed", "It was paused.")
+"""Why one that was paused is still behind."""
 _FIRST: Final = -(1 << 62)
 _PLACE: Final = ("commit_lsn", "commit_idx", "part")
 
@@ -131,6 +134,12 @@ def behind(connection: Connection, source_id: int, sink: str) -> Behind | None:
     return _behind(row) if row else None
 
 
+def pause_of(connection: Connection, source_id: int, sink: str) -> SinkError | None:
+    """Return that someone has paused a sink, None where nobody has."""
+    row = connection.execute(_SQL["paused"], [source_id, sink]).fetchone()
+    return None if row is None else SinkError(PAUSED, f"{row[0]} paused it.")
+
+
 def all_behind(connection: Connection) -> list[Behind]:
     """Return all sinks that are behind."""
     return [_behind(row) for row in connection.execute(_SQL["all"])]
@@ -141,11 +150,11 @@ class Attention(NamedTuple):
 
     behind: set[tuple[int, str]]
     asked: set[tuple[int, str]]
-    """Consumers that are paused, or to be rewound."""
+    """Sinks and consumers that are paused, and consumers that are to be rewound."""
 
 
 def attention(connection: Connection) -> Attention:
-    """Return which sinks are behind, and of which consumers something is asked."""
+    """Return which sinks are behind, and of which sinks and consumers something is asked."""
     found = Attention(set(), set())
     for source_id, sink, is_behind_ in connection.execute(_SQL["attention"]):
         (found.behind if is_behind_ else found.asked).add((source_id, sink))

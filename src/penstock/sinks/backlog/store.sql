@@ -33,12 +33,20 @@ FROM penstock.backlogs b JOIN penstock.sources s ON s.id = b.source_id
 WHERE b.source_id = %s AND b.sink = %s
 
 -- name: attention
--- The sinks that are behind, and the consumers of which something is asked.
+-- The sinks that are behind, and the sinks and consumers of which something is asked.
 SELECT source_id, sink, true FROM penstock.backlogs
+UNION ALL
+SELECT s.id, p.sink, false
+FROM penstock.paused_sinks p JOIN penstock.sources s ON s.name = p.source
 UNION ALL
 SELECT st.source_id, n.name, false
 FROM penstock.nats_consumers n JOIN penstock.streams st ON st.id = n.stream_id
 WHERE n.paused OR n.rewind_lsn IS NOT NULL
+
+-- name: paused
+-- Who has paused a sink.
+SELECT p.paused_by FROM penstock.paused_sinks p JOIN penstock.sources s ON s.name = p.source
+WHERE s.id = %s AND p.sink = %s
 
 -- name: size
 -- Messages and bytes that wait; what a replay has brought a second time counts twice.
