@@ -102,7 +102,9 @@ def sink_part(sink: SinkFacts) -> Part:
 def _paused(subject: str, sink: SinkFacts, by: Failure | None) -> Part:
     """Return how one is that someone has paused."""
     kind, where = ("sink", "the store") if sink.stream is None else ("consumer", "its stream")
-    cause = f"{'It is paused.' if by is None else by.cause} {sink.backlog} messages wait in {where}."
+    cause = (
+        f"{'It is paused.' if by is None else by.cause} {sink.backlog} messages wait in {where}."
+    )
     remedy = f"Let it go on: penstock {kind} resume {sink.name}"
     return Part.failing(subject, Level.DEGRADED, Failure(_PAUSED, cause, remedy, sink.since))
 
