@@ -30,6 +30,15 @@ def submit(work: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Res
         return asyncio.run_coroutine_threadsafe(work, _loop)
 
 
+def run(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Do `work` in the thread and wait for what it gives; an interrupted wait ends it."""
+    future = submit(work)
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
+
 def _forget() -> None:
     """Leave the thread to the parent: a process that was forked has none."""
     global _loop, _lock

@@ -9,39 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import copy
 import os
 import socket
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import asyncssh
 
 from penstock.bastion.bridge import Local, Remote
-from penstock.bastion.keys import fingerprint, private_key
-from penstock.bastion.loop import submit
+from penstock.bastion.connection import CONNECT_SECONDS, Client, connect
+from penstock.bastion.loop import run, submit
 from penstock.bastion.pins import pinned
 from penstock.config.bastion import Bastion
 from penstock.core.backoff import Backoff
 from penstock.core.errors import BastionError
 
-_CONNECT_SECONDS: Final = 10.0
-_KEEPALIVE: Final = {"keepalive_interval": 4, "keepalive_count_max": 2}
 _BACKOFF: Final = (0.25, 5.0)
-_NO_KEY: Final = (
-    asyncssh.HostKeyNotVerifiable,
-    asyncssh.KeyExchangeFailed,
-    asyncssh.ConnectionLost,
-)
-"""How a handshake ends for which the bastion has no host key, by which side saw it first."""
 _CLOSED: Final = "SSH connection closed"
 """What asyncssh gives as the reason before it reports the end of a connection."""
 
 _Address = tuple[str, int]
-_Result = TypeVar("_Result")
 
 
 class Tunnel:
@@ -50,7 +40,7 @@ class Tunnel:
     def __init__(self, bastion: Bastion) -> None:
         self._bastion = bastion
         self._connection: asyncssh.SSHClientConnection | None = None
-        self._client: _Client | None = None
+        self._client: Client | None = None
         self._connecting = asyncio.Lock()
         self._backoff = Backoff(*_BACKOFF, jitter=0.25)
         self._error: BastionError | None = None
@@ -59,16 +49,16 @@ class Tunnel:
         self._failures: dict[_Address, BastionError] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self, host: str, port: int, timeout: float = _CONNECT_SECONDS) -> socket.socket:
+    def open(self, host: str, port: int, timeout: float = CONNECT_SECONDS) -> socket.socket:
         """Return a socket that is connected to `host:port`, as the bastion resolves that.
 
         Raises `BastionError`; its code is `unreachable` where the bastion is there and the server
         behind it is not.
         """
-        return _result(self.opening(host, port, timeout))
+        return run(self._open(host, port, timeout))
 
     def opening(
-        self, host: str, port: int, timeout: float = _CONNECT_SECONDS
+        self, host: str, port: int, timeout: float = CONNECT_SECONDS
     ) -> concurrent.futures.Future[socket.socket]:
         """Return what gives the socket of `open`, for those who must not block."""
         return submit(self._open(host, port, timeout))
@@ -79,7 +69,7 @@ class Tunnel:
         Raises `BastionError` where the bastion can't be used. Why a connection from the port was
         closed at once is `failure`.
         """
-        return _result(submit(self._port(host, port)))
+        return run(self._port(host, port))
 
     def failure(self, host: str, port: int) -> BastionError | None:
         """Return why the last connection from the port of `host:port` led nowhere; None: it did."""
@@ -110,7 +100,7 @@ class Tunnel:
 
     async def _lead(self, local: Local, to: _Address) -> None:
         try:
-            remote = await self._channel(*to, _CONNECT_SECONDS)
+            remote = await self._channel(*to, CONNECT_SECONDS)
         except BastionError as error:
             self._failures[to] = error
             local.abort()
@@ -167,7 +157,9 @@ class Tunnel:
             if self._error is not None and time.monotonic() < self._resume_at:
                 raise copy.copy(self._error)
             try:
-                self._connection, self._client = await self._connect()
+                host_key = await asyncio.to_thread(pinned, self._bastion)
+                self._bastion = replace(self._bastion, host_key=host_key)
+                self._connection, self._client = await connect(self._bastion)
             except BastionError as error:
                 self._error = error
                 self._resume_at = time.monotonic() + self._backoff.after_failure()
@@ -175,49 +167,6 @@ class Tunnel:
             self._backoff.reset()
             self._error = None
             return self._connection
-
-    async def _connect(self) -> tuple[asyncssh.SSHClientConnection, _Client]:
-        host_key = await asyncio.to_thread(pinned, self._bastion)
-        bastion = self._bastion = replace(self._bastion, host_key=host_key)
-        key = private_key(bastion)
-        client = _Client(bastion)
-        try:
-            connection, _ = await asyncssh.create_connection(
-                lambda: client, bastion.host, bastion.port, username=bastion.user,
-                client_keys=[key], preferred_auth="publickey",
-                **client.host_keys(), **_KEEPALIVE, **_PLAIN,
-            )  # fmt: skip
-            return connection, client
-        except asyncssh.PermissionDenied:
-            raise BastionError(
-                "bastion_refused_login",
-                f"Bastion {bastion} of {bastion.owner} refuses the login by its key.",
-                remedy=f"Put the line that `penstock target show {bastion.owner}` prints into the"
-                " user's authorized_keys there, or correct user and private_key.",
-            ) from None
-        except (asyncssh.Error, OSError) as error:
-            if client.refused is None and host_key is not None and isinstance(error, _NO_KEY):
-                client.refused = await _other_key(bastion)
-            if client.refused is not None:
-                raise client.refused from None
-            timed_out = isinstance(error, TimeoutError)
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
-            if timed_out:
-                reason = f"no answer within {_CONNECT_SECONDS:g} s"
-            raise _no_connection(bastion, str(reason or error)) from None
-
-
-_AND_THEN: Final = {
-    False: ". What runs goes on by itself then.",
-    True: ", and start Penstock again.",
-}
-"""What follows a pinned host key, by whether this process lacks the store that keeps it."""
-_PLAIN: Final[dict[str, Any]] = {
-    # Nothing of the user's own: no ~/.ssh/config, no agent, no other key.
-    "config": None, "agent_path": None, "password": None, "gss_host": None,
-    "client_host_keys": None, "x509_trusted_certs": None,
-    "connect_timeout": _CONNECT_SECONDS, "login_timeout": _CONNECT_SECONDS,
-}  # fmt: skip
 
 
 class _Accepted(Local):
@@ -233,81 +182,6 @@ class _Accepted(Local):
         self._tunnel.accepted(self, self._to)
 
 
-class _Client(asyncssh.SSHClient):
-    """Judges the host key, by the pinned one alone."""
-
-    def __init__(self, bastion: Bastion) -> None:
-        self._bastion = bastion
-        self.gone = False
-        self.refused: BastionError | None = None
-        self.shown: str | None = None
-
-    def host_keys(self) -> dict[str, Any]:
-        """Return what asyncssh is to know: no key, so that it asks, and which type to ask for."""
-        known: dict[str, Any] = {"known_hosts": ([], [], [])}
-        if self._bastion.host_key is not None:
-            pinned = asyncssh.import_public_key(self._bastion.host_key)
-            known["server_host_key_algs"] = [name.decode() for name in pinned.sig_algorithms]
-        return known
-
-    def validate_host_public_key(
-        self,
-        host: str,  # noqa: ARG002 - asyncssh's, as the next two
-        addr: str,  # noqa: ARG002
-        port: int,  # noqa: ARG002
-        key: asyncssh.SSHKey,
-    ) -> bool:
-        """Return whether the key is the pinned one."""
-        shown = " ".join(key.export_public_key().decode().split()[:2])
-        self.shown = shown
-        pinned = self._bastion.host_key
-        if pinned is None:
-            self.refused = _unknown(self._bastion, shown)
-        elif shown != pinned:
-            self.refused = changed_host_key(self._bastion, fingerprint(shown))
-        return shown == pinned
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncssh's
-        """Note the end of the connection."""
-        self.gone = True
-
-
-def _no_connection(bastion: Bastion, reason: str) -> BastionError:
-    return BastionError(
-        "bastion_unreachable",
-        f"Bastion {bastion} of {bastion.owner} cannot be reached: {reason.rstrip('.')}.",
-        remedy="See whether it runs and sshd listens there; correct host and port of the bastion.",
-        transient=True,
-    )
-
-
-def _unknown(bastion: Bastion, shown: str) -> BastionError:
-    return BastionError(
-        "bastion_host_key",
-        f"The host key of bastion {bastion} is not known; it has shown {fingerprint(shown)}.",
-        remedy=f"Compare that with the bastion's own (ssh-keygen -lf), then pin it: `penstock target"
-        f" trust {bastion.owner}`{_AND_THEN[bastion.pinned_in is None]}",
-        transient=bastion.pinned_in is not None,
-    )
-
-
-def changed_host_key(bastion: Bastion, shown: str) -> BastionError:
-    """Return the error of a host key that is not the pinned one; `shown` is its fingerprint."""
-    return BastionError(
-        "bastion_host_key",
-        f"THE HOST KEY OF BASTION {bastion} HAS CHANGED: pinned is"
-        f" {fingerprint(bastion.host_key or '')}, and it has shown {shown}. Another machine may"
-        " stand in its place.",
-        remedy=(
-            "If it was replaced on purpose, correct `host_key`."
-            if bastion.pinned_in is None
-            else "If it was replaced on purpose, pin the new one: `penstock target trust"
-            f" {bastion.owner} --replace`{_AND_THEN[False]}"
-        ),
-        transient=bastion.pinned_in is not None,
-    )
-
-
 _tunnels: dict[Bastion, Tunnel] = {}
 _lock = threading.Lock()
 
@@ -318,36 +192,6 @@ def tunnel_to(bastion: Bastion) -> Tunnel:
         return _tunnels.setdefault(bastion, Tunnel(bastion))
 
 
-def host_key(bastion: Bastion) -> str:
-    """Ask a bastion for its host key, whichever is pinned; raises `BastionError`."""
-    unpinned = Bastion(bastion.owner, bastion.host, bastion.port, bastion.user)
-    return _result(submit(_host_key(unpinned)))
-
-
-async def _host_key(bastion: Bastion) -> str:
-    client = _Client(bastion)
-    try:
-        connection, _ = await asyncssh.create_connection(
-            lambda: client, bastion.host, bastion.port, username=bastion.user, client_keys=None,
-            **client.host_keys(), **_PLAIN,
-        )  # fmt: skip
-        connection.abort()
-    except (asyncssh.Error, OSError) as error:
-        if client.shown is None:
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
-            raise _no_connection(bastion, str(reason or error)) from None
-    return client.shown or ""
-
-
-async def _other_key(bastion: Bastion) -> BastionError | None:
-    """Return the error of a bastion that shows another key than the pinned one, None of any other."""
-    with contextlib.suppress(BastionError):
-        shown = await _host_key(replace(bastion, host_key=None))
-        if shown != bastion.host_key:
-            return changed_host_key(bastion, fingerprint(shown))
-    return None
-
-
 def _forget() -> None:
     global _lock
     _lock = threading.Lock()
@@ -355,11 +199,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def _result(future: concurrent.futures.Future[_Result]) -> _Result:
-    """Wait for what the thread of the tunnels does; an interrupted wait ends it."""
-    try:
-        return future.result()
-    finally:
-        future.cancel()

@@ -57,8 +57,8 @@ def trust(
     store_url: StoreUrl = None,
 ) -> None:
     """Connect to a bastion, show the fingerprint of its host key, and pin the key."""
+    from penstock.bastion.connection import changed_host_key, host_key
     from penstock.bastion.keys import fingerprint
-    from penstock.bastion.tunnel import changed_host_key, host_key
     from penstock.cli.store import store_of
     from penstock.desired.with_file import configured
     from penstock.streams.bastions import completed, pin

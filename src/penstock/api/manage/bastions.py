@@ -14,8 +14,8 @@ from penstock.api.manage.context import Context
 from penstock.api.manage.settings import source_of, target_of
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import body_of, json_answer, read_object
+from penstock.bastion.connection import host_key
 from penstock.bastion.keys import fingerprint, public_line
-from penstock.bastion.tunnel import host_key
 from penstock.config.bastion import Bastion, public_key
 from penstock.core.errors import BastionError, TargetError
 from penstock.streams.bastions import pin
