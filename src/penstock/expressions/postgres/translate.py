@@ -19,20 +19,17 @@ from penstock.expressions.errors import ExpressionError
 from penstock.expressions.functions import FUNCTIONS, Arg
 from penstock.expressions.names import Names
 from penstock.expressions.nodes import Node
+from penstock.expressions.postgres.functions import call
 from penstock.expressions.postgres.quoting import pg_type, quoted
+from penstock.expressions.postgres.references import document_of, text_of, value_of
 from penstock.expressions.syntax import Expr, Expression, TypedLiteral, TypeName
-from penstock.expressions.types import NUMBERS, TIMES, Kind, Reference, Type
+from penstock.expressions.types import NUMBERS, TIMES, Kind, Reference
 from penstock.expressions.typing import Typer, typed
 from penstock.expressions.unify import common_type
 
 _BYTES: Final = ' COLLATE "C"'
-_LONGEST: Final = 10_000
-"""As `builders.LONGEST`: how many characters `repeat`, `lpad` and `rpad` give at most."""
 _MOST: Final = 200_000  # characters of SQL
-_ROOTS: Final = {"record": "r", "changes": "c", "metadata": "md"}
 _COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
-_EATERS: Final = frozenset({"greatest", "least", "concat", "concat_ws"})
-"""What has a value though an operand is null."""
 
 
 class Translated(NamedTuple):
@@ -149,7 +146,7 @@ class _Translator:
         match op:
             case "reference" | "json text":
                 assert isinstance(expr.value, Reference)  # noqa: S101
-                return self._read(expr.value, self._node(expr).type)
+                return value_of(expr.value, self._node(expr).type)
             case "string":
                 return quoted(str(expr.value))
             case "null":
@@ -202,32 +199,14 @@ class _Translator:
             return self._call(expr)
         return self._arithmetic(expr)
 
-    def _place(self, reference: Reference) -> list[str]:
-        return [str(p) if isinstance(p, int) else quoted(p) for p in reference.path]
-
-    def _raw(self, reference: Reference) -> str:
-        """Return a value's text, as the message has it."""
-        if reference.root == "action":
-            return "act"
-        steps = [quoted(reference.column), *self._place(reference)]
-        return f"({' -> '.join([_ROOTS[reference.root], *steps[:-1]])} ->> {steps[-1]})"
-
-    def _read(self, reference: Reference, type_: Type) -> str:
-        return f"{self._raw(reference)}::{pg_type(type_)}"
-
     def _document(self, expr: Expr) -> str:
-        """Return a value as json: SQL's null where a column has none."""
         assert isinstance(expr.value, Reference)  # noqa: S101
-        reference = expr.value
-        steps = " -> ".join([_ROOTS[reference.root], quoted(reference.column)])
-        if not reference.path:
-            return f"CASE WHEN {self._raw(reference)} IS NOT NULL THEN {steps} END"
-        return " -> ".join([steps, *self._place(reference)])
+        return document_of(expr.value)
 
     def _present(self, expr: Expr) -> str:
         """Return what is null where a value is: it need not fit into its type to be there."""
         if expr.op in ("reference", "json text") and isinstance(expr.value, Reference):
-            return self._raw(expr.value)
+            return text_of(expr.value)
         return self.sql(expr)
 
     def _operands(self, exprs: Sequence[Expr], *, compared: bool = True) -> list[str]:
@@ -283,7 +262,7 @@ class _Translator:
         node = self._node(expr)
         if expr.op == "reference" and isinstance(expr.value, Reference):
             if node.kind is not Kind.TEXT or node.type.form:
-                return self._raw(expr.value)
+                return text_of(expr.value)
         elif node.kind in TIMES or node.kind is Kind.TIME:
             raise ExpressionError(
                 expr.position, "the text of a time that is computed is not known in this filter"
@@ -312,8 +291,7 @@ class _Translator:
                 f"({self.sql(arg)})::{'integer' if expected is Arg.INTEGER else 'text'}"
                 for arg, expected in zip(expr.args, function.args, strict=False)
             ]
-            special = _PLAIN.get(name)
-            return f"{name}({', '.join(args)})" if special is None else special(*args)
+            return call(name, args)
         match name:
             case "lower" | "upper":
                 return f"{name}(({self.sql(expr.args[0])})::text{self._casing})"
@@ -359,23 +337,3 @@ class _Translator:
             otherwise = f"CASE WHEN {bad} THEN NULL ELSE {found} END" if bad else found
             found = f"coalesce({value}, {otherwise})"
         return found
-
-
-def _short(length: str) -> str:
-    """Return a length, or what overflows where it is too long."""
-    beyond = f"({length}::bigint * 2147483648)::integer"
-    return f"(CASE WHEN {length} > {_LONGEST} THEN {beyond} ELSE {length} END)"
-
-
-_PLAIN: Final[dict[str, Callable[..., str]]] = {
-    "trim": lambda *args: f"btrim({', '.join(args)})",
-    "position": lambda text, part: f"strpos({text}, {part})",
-    "repeat": lambda text, count: (
-        f"repeat({text}, CASE WHEN length({text})::bigint * {count} > {_LONGEST}"
-        # What is constant is computed before the row is looked at.
-        f" THEN ({count}::bigint * (2147483648 + length({text})))::integer ELSE {count} END)"
-    ),
-    "lpad": lambda text, length, *by: f"lpad({', '.join([text, _short(length), *by])})",
-    "rpad": lambda text, length, *by: f"rpad({', '.join([text, _short(length), *by])})",
-}
-"""Functions that are written in another way than their name and arguments."""
