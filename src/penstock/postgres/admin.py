@@ -108,6 +108,7 @@ class Identity:
 class Slot:
     """A replication slot as the server sees it."""
 
+    name: str
     plugin: str | None
     slot_type: str
     database: str | None
@@ -202,8 +203,12 @@ class Catalog:
 
     def slot(self) -> Slot | None:
         """Return the source's slot, or None."""
-        found = self._rows(Slot, "slot", name=self.source.slot)
+        found = self._rows(Slot, "slots", name=self.source.slot)
         return found[0] if found else None
+
+    def slots(self) -> list[Slot]:
+        """Return all slots of the server."""
+        return self._rows(Slot, "slots", name=None)
 
     def written_lsn(self) -> int:
         """Return where the WAL ends."""

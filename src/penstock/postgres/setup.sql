@@ -136,11 +136,12 @@ JOIN pg_catalog.pg_class c ON c.oid = l.relid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 ORDER BY n.nspname, c.relname
 
--- name: slot
--- Where a slot stands. %(name)s: its name. No row: there is none. `lag_seconds` is what the
--- server measured last between writing WAL and hearing that it was confirmed, if somebody reads.
-SELECT s.plugin::text AS plugin, s.slot_type AS slot_type, s.database::text AS database,
-       s.active AS active, s.active_pid AS active_pid, s.wal_status AS wal_status,
+-- name: slots
+-- Where the server's slots stand. %(name)s: the one that is asked for; null: all. `lag_seconds` is what
+-- the server measured last between writing WAL and hearing that it was confirmed, if somebody reads.
+SELECT s.slot_name::text AS name, s.plugin::text AS plugin, s.slot_type AS slot_type,
+       s.database::text AS database, s.active AS active, s.active_pid AS active_pid,
+       s.wal_status AS wal_status,
        pg_catalog.to_jsonb(s) ->> 'invalidation_reason' AS invalidation_reason,
        s.restart_lsn::text AS restart_lsn, s.confirmed_flush_lsn::text AS confirmed_flush_lsn,
        w.lsn::text AS current_lsn,
@@ -152,7 +153,7 @@ LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
 CROSS JOIN LATERAL (
     SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                 ELSE pg_catalog.pg_current_wal_flush_lsn() END) w (lsn)
-WHERE s.slot_name = %(name)s
+WHERE %(name)s::text IS NULL OR s.slot_name = %(name)s
 
 -- name: end_reader
 -- %(name)s: the slot's name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
@@ -23,7 +24,7 @@ from penstock.config.sources import PostgresSource, PostgresUrl
 from penstock.core import queries
 from penstock.core.connect import address
 from penstock.core.tables import TablePattern, matches_any
-from penstock.postgres.admin import Catalog, Identity, open_catalog
+from penstock.postgres.admin import Catalog, Identity, Slot, open_catalog
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 _SETUP: Final = queries.load("penstock.postgres", "setup.sql")
@@ -178,12 +179,9 @@ def add(api: APIRouter, context: Context) -> None:
     async def list_slots(source: str, query: Annotated[Paged, Query()]) -> Response:
         settings = await source_of(context, source)
 
-        def read(catalog: Catalog) -> list[dict[str, Any]]:
-            return _rows(catalog, "slots", {})
-
-        found = await context.run_at_source(_asked, settings, read)
-        page, last = paged(found, query, lambda row: str(row["name"]))
-        data = [{**row, "own": row["name"] == settings.slot} for row in page]
+        found = await context.run_at_source(_asked, settings, Catalog.slots)
+        page, last = paged(found, query, lambda slot: slot.name)
+        data = [_shown(slot) | {"own": slot.name == settings.slot} for slot in page]
         return json_answer({"data": data, "next": last})
 
     @api.post(
@@ -225,6 +223,10 @@ def _asked(source: PostgresSource, read: Callable[[Catalog], T]) -> T:
 def _rows(catalog: Catalog, query: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     with catalog.connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_SQL[query], values).fetchall()
+
+
+def _shown(slot: Slot) -> dict[str, Any]:
+    return {key: value for key, value in asdict(slot).items() if key != "active_pid"}
 
 
 def _with_identities(catalog: Catalog, tables: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -65,23 +65,6 @@ LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary
 WHERE n.nspname = %(schema)s AND c.relname = %(name)s AND c.relkind IN ('r', 'p')
 ORDER BY a.attnum
 
--- name: slots
--- All replication slots of the server, as `slot` of postgres/setup.sql has one.
-SELECT s.slot_name::text AS name, s.plugin::text AS plugin, s.slot_type AS slot_type,
-       s.database::text AS database, s.active AS active, s.wal_status AS wal_status,
-       pg_catalog.to_jsonb(s) ->> 'invalidation_reason' AS invalidation_reason,
-       s.restart_lsn::text AS restart_lsn, s.confirmed_flush_lsn::text AS confirmed_flush_lsn,
-       w.lsn::text AS current_lsn,
-       pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained_bytes,
-       GREATEST(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint AS lag_bytes,
-       EXTRACT(epoch FROM r.flush_lag)::float8 AS lag_seconds
-FROM pg_catalog.pg_replication_slots s
-LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
-CROSS JOIN LATERAL (
-    SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-                ELSE pg_catalog.pg_current_wal_flush_lsn() END) w (lsn)
-ORDER BY s.slot_name::text COLLATE "C"
-
 -- name: target_counts
 -- How many sinks and consumers name each of some targets. %(names)s: the targets.
 SELECT spec ->> 'target', count(*) FILTER (WHERE kind = 'sink'),
