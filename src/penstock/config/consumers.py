@@ -166,7 +166,7 @@ def check_url(url: SecretStr) -> SecretStr:
     return url
 
 
-def check_headers(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+def _check_headers(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
     """Return the headers of requests; raises `ValueError` for one that can't be sent."""
     for name, value in headers.items():
         if not _HEADER.match(name):
@@ -179,7 +179,7 @@ def check_headers(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
     return headers
 
 
-def check_secrets(secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+def _check_secrets(secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     """Return what requests are signed with; raises `ValueError` for what Standard Webhooks lack."""
     for secret in secrets:
         text = secret.get_secret_value()
@@ -193,6 +193,10 @@ def check_secrets(secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
                 "random bytes"
             )
     return secrets
+
+
+Headers = Annotated[dict[str, SecretStr], AfterValidator(_check_headers)]
+Secrets = Annotated[tuple[SecretStr, ...], Field(max_length=2), AfterValidator(_check_secrets)]
 
 
 class WebhookTarget(StrictModel):
@@ -210,12 +214,12 @@ class WebhookSettings(ConsumerSettings):
     """What a webhook has over that; `secrets` has two while one takes the other's place."""
 
     url: SecretStr
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    headers: Headers = Field(default_factory=dict)
     timeout_ms: Whole = Field(30_000, ge=1, le=600_000)
     concurrency: Whole = Field(4, ge=1, le=1_000)
     batch: Flag = False
     batch_size: Whole = Field(10, ge=1, le=1_000)
-    secrets: tuple[SecretStr, ...] = Field((), max_length=2)
+    secrets: Secrets = ()
     allow_private: Flag = False
 
     via: SkipJsonSchema[WebhookTarget | None] = None
@@ -225,16 +229,6 @@ class WebhookSettings(ConsumerSettings):
     @classmethod
     def _check_url(cls, url: SecretStr) -> SecretStr:
         return check_url(url)
-
-    @field_validator("headers")
-    @classmethod
-    def _check_headers(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
-        return check_headers(headers)
-
-    @field_validator("secrets")
-    @classmethod
-    def _check_secrets(cls, secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        return check_secrets(secrets)
 
     def shown(self) -> dict[str, Any]:
         """Return what may be shown: the URL without credentials and query, its target, no secrets."""

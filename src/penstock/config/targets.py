@@ -14,10 +14,10 @@ from pydantic import Field, SecretStr, field_validator
 
 from penstock.config.bastion import Bastion, BastionSettings
 from penstock.config.consumers import (
+    Headers,
+    Secrets,
     WebhookConsumer,
     WebhookTarget,
-    check_headers,
-    check_secrets,
     check_url,
 )
 from penstock.config.nats_login import NatsLogin
@@ -43,8 +43,8 @@ class HttpTarget(StrictModel):
     type: Literal["http"]
     url: SecretStr
     """http or https; a webhook's `path` comes behind it."""
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
-    secrets: tuple[SecretStr, ...] = Field((), max_length=2)
+    headers: Headers = Field(default_factory=dict)
+    secrets: Secrets = ()
     """What requests are signed with, where the webhook has no secrets of its own."""
     tls_ca_cert: Path | None = None
     """The CA that signed the endpoint's certificate, if it is none that the system knows."""
@@ -57,16 +57,6 @@ class HttpTarget(StrictModel):
         if parts.query or parts.fragment:
             raise ValueError("a target's URL has no query: write it into the webhook's `path`")
         return url
-
-    @field_validator("headers")
-    @classmethod
-    def _check_headers(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
-        return check_headers(headers)
-
-    @field_validator("secrets")
-    @classmethod
-    def _check_secrets(cls, secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        return check_secrets(secrets)
 
     def ca(self) -> str | None:
         """Return the text of `tls_ca_cert`; raises `ValueError` where it can't be read."""
