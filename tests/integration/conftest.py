@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.api_help import ApiServer, Shop
 from tests.streams_help import make_stream
 
 from penstock.embedded.handles import Database
@@ -21,3 +22,15 @@ def store(database: Database) -> Iterator[Store]:
 @pytest.fixture
 def stream(store: Store) -> StreamRecord:
     return make_stream(store)
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    with Shop(database.url) as shop:
+        yield shop
+
+
+@pytest.fixture
+def console(shop: Shop) -> ApiServer:
+    """The API whose console `window` shows."""
+    return shop.api

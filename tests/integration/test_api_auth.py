@@ -6,7 +6,6 @@ import asyncio
 import functools
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -20,12 +19,6 @@ from penstock.api import auth
 from penstock.api.app import Api
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 @functools.cache  # it takes seconds on a busy machine

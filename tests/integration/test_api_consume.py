@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.api_help import Later, Shop, ids, problem, tokens
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
-from penstock.embedded.handles import Database
-
 WAIT = {"wait_for_ms": 20_000}
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 def test_next_gives_messages_whole_with_what_is_pending(shop: Shop) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
 import httpx
-import pytest
 from tests.api_help import ApiServer, Shop, known, problem
 from tests.streams_help import inserted, make_stream, publish, updated
 
@@ -33,12 +31,6 @@ HOOK = {
     "headers": {"X-Key": "k3y"},
     "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
 }
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 def _put(shop: Shop, path: str, spec: dict[str, Any], **headers: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -10,7 +9,6 @@ import pytest
 from tests.api_help import Shop, ids, problem, tokens
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
-from penstock.embedded.handles import Database
 from penstock.expressions import ColumnType
 from penstock.streams.consumers.sql_filter import FILTER_FAILED
 
@@ -19,12 +17,6 @@ COLUMNS = {
     "id": ColumnType("pg_catalog", "int8"),
     "amount": ColumnType("pg_catalog", "numeric"),
 }
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 def with_catalog(shop: Shop) -> Shop:

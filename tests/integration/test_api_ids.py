@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.api_help import Shop, ids, problem, tokens
-
-from penstock.embedded.handles import Database
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 def _id(body: dict[str, Any]) -> str:

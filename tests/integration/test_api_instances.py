@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from tests.api_help import ApiServer, Later, Shop, ids, problem, tokens
 
-from penstock.embedded.handles import Database
-
 WAIT = {"batch_size": 10, "wait_for_ms": 20_000}
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,12 +14,6 @@ from penstock.embedded.handles import Database
 
 WAIT = {"batch_size": 100, "wait_for_ms": 20_000}
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 def test_a_consumer_has_the_defaults(shop: Shop) -> None:

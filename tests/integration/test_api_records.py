@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +13,6 @@ from tests.streams_help import make_stream, source_of
 
 from penstock.core.message import Position, RoundPart
 from penstock.core.record_forms import SYNCS, form_of, formed, passing_rows
-from penstock.embedded.handles import Database
 from penstock.sinks.stream import StreamRoute, StreamWriter
 from penstock.streams.records import StreamRecord
 
@@ -24,12 +22,6 @@ BODY = (
 )
 PATH = "/v1/http-consumers"
 OTHER = "00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 def publish(shop: Shop, name: str, *rows: dict[str, Any], lsn: int = 7) -> StreamRecord:

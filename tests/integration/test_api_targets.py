@@ -21,12 +21,6 @@ HEADERS = {"X-Key": "hush1"}
 
 
 @pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
 def ssh() -> Iterator[SshServer]:
     with SshServer() as server:
         yield server

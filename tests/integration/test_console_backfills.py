@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 
 from penstock.backfill.request import Backfills
@@ -13,17 +11,6 @@ from penstock.backfill.request import Request as Asked
 from penstock.embedded.handles import Database
 
 XSS = '"><img src=x onerror="document.title=1"><script>document.title="owned"</script>'
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 @pytest.fixture

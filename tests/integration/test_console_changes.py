@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
-
-from penstock.embedded.handles import Database
 
 XSS = '"><img src=x onerror="document.title=1"><script>document.title="owned"</script>'
 DOCUMENT = """\
@@ -23,17 +19,6 @@ consumers:
   mail: {stream: clicks}
 """
 TARGET = {"type": "nats", "url": "nats://nats.invalid:4222"}
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def log(shop: Shop) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.api_help import ApiServer, Shop, ids, known, tokens
+from tests.api_help import Shop, ids, known, tokens
 from tests.browser import NARROW, WIDE, Window
 
 from penstock.embedded.handles import Database
@@ -24,11 +24,6 @@ def shop(database: Database) -> Iterator[Shop]:
         sink = {"type": "stream", "source": "shop"}
         shop.client.put("/v1/sinks/events", json=sink).raise_for_status()
         yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def facts(window: Window) -> dict[str, str]:

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import pytest
-from tests.api_help import ApiServer, Shop, ids, known, problem
+from tests.api_help import Shop, ids, known, problem
 from tests.browser import NARROW, WIDE, Window
 
 from penstock.core.delivery import DeadLetter
-from penstock.embedded.handles import Database
 
 XSS = '"><img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 WAIT = {"wait_for_ms": 20_000, "batch_size": 100}
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def fail(shop: Shop, path: str, *keys: str) -> None:

@@ -13,20 +13,8 @@ from tests.browser import NARROW, Window
 from tests.waits import await_true
 
 from penstock.api.console.sessions import COOKIE, Sessions
-from penstock.embedded.handles import Database
 
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 @pytest.fixture

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Route
-from tests.api_help import ApiServer, Shop
+from tests.api_help import Shop
 from tests.browser import NARROW, WIDE, Window
 
-from penstock.embedded.handles import Database
-
 XSS = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def status(**changes: Any) -> dict[str, Any]:

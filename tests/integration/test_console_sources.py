@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 from tests.waits import await_true
 
@@ -24,11 +24,6 @@ XSS = '"><img src=x onerror="document.title=\'owned\'"><script>document.title="o
 def shop(database: Database) -> Iterator[Shop]:
     with Shop(database.url, ApiTools()) as shop:
         yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import orjson
 import pytest
 from playwright.sync_api import Page
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 from tests.streams_help import Change, deleted, inserted, publish, updated
 
@@ -25,11 +25,6 @@ def shop(database: Database) -> Iterator[Shop]:
     with Shop(database.url) as shop:
         shop.store.save_catalog("shop", {("public", "items"): COLUMNS})
         yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def paging(page: Page, text: str) -> None:

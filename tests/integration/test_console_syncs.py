@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
-from penstock.embedded.handles import Database
 from penstock.syncs.controls import SyncControls
 
 XSS = '"><img src=x onerror="document.title=1"><script>document.title="owned"</script>'
 SYNC = {"provider": "stripe", "collections": ["customers", "invoices"], "credential": "live"}
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def put(shop: Shop, path: str, spec: dict[str, Any]) -> dict[str, Any]:

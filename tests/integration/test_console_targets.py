@@ -9,7 +9,7 @@ from typing import Any
 import asyncssh
 import pytest
 from playwright.sync_api import Page
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import Shop, known
 from tests.bastions import SshServer, public
 from tests.browser import NARROW, WIDE, Window
 
@@ -18,17 +18,6 @@ from penstock.embedded.handles import Database
 from penstock.embedded.nats import EmbeddedNats
 
 XSS = '"><img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 @pytest.fixture

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import pytest
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 from tests.waits import await_true
-
-from penstock.embedded.handles import Database
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def test_a_token_is_made_used_and_revoked(shop: Shop, window: Window) -> None:
