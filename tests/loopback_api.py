@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from .waits import await_end
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -92,7 +94,9 @@ class LoopbackApi:
         self.date = ""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -109,5 +113,5 @@ class LoopbackApi:
         traceback: TracebackType | None,
     ) -> None:
         self._server.shutdown()
-        self._thread.join()
+        await_end(self._thread)
         self._server.server_close()

@@ -19,6 +19,8 @@ from penstock.spark import aot
 from penstock.spark.java import find_java
 from penstock.spark.jvm import cache_key
 
+from .pipeline import PATIENCE
+
 FOLDER: Final = Path(sys.prefix) / "cache"
 COMMAND: Final = (sys.executable, "-m", "penstock", "warm")
 
@@ -46,7 +48,11 @@ def start_writing() -> Callable[[], None]:
     )  # fmt: skip
 
     def wait() -> None:
-        process.wait()
+        try:
+            process.wait(2 * PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
 
     return wait
 

@@ -23,3 +23,10 @@ def await_true(
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
         pause.wait(_PAUSE)
+
+
+def await_end(*threads: threading.Thread, timeout: float = PATIENCE) -> None:
+    """Wait until threads have ended; one that does not is named."""
+    for thread in threads:
+        thread.join(timeout)
+        assert not thread.is_alive(), f"not within {timeout:g} s: the end of {thread.name}"

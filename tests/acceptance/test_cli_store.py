@@ -20,7 +20,7 @@ from penstock.embedded.process import free_port
 from penstock.embedded.store import open_store
 
 from ..cli import SECRET, fails, listed, run, write
-from ..pipeline import COMMAND, penstock
+from ..pipeline import COMMAND, PATIENCE, penstock
 from ..waits import await_true
 
 
@@ -156,7 +156,7 @@ def background(folder: Path, *arguments: str, event: str) -> Iterator[subprocess
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE)
 
 
 def stopped(process: subprocess.Popen[str]) -> int:

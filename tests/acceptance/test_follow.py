@@ -24,6 +24,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.streams.store import Store
 
 from ..pipeline import PATIENCE, Penstock
+from ..waits import await_end
 
 CONFIG = """\
 sources:
@@ -160,7 +161,7 @@ class Load(threading.Thread):
 
     def stop(self) -> list[int]:
         self._stopping.set()
-        self.join()
+        await_end(self)
         return list(range(self._first, self.last))
 
 

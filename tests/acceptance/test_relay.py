@@ -22,7 +22,7 @@ from penstock.embedded.process import free_port
 
 from ..pipeline import PATIENCE, Penstock, penstock
 from ..relay_help import bodies, publish, relay, set_outbox, slots, status
-from ..waits import await_true
+from ..waits import await_end, await_true
 
 SET_UP = """\
 select tide.outbox_create('notifications', retention_hours => 24);
@@ -248,7 +248,7 @@ def a_pipeline_is_added(app: Database, streams: JetStream, process: Penstock) ->
             added.wait(0.02)
         database.close()
 
-    thread = threading.Thread(target=publisher)
+    thread = threading.Thread(target=publisher, daemon=True)
     thread.start()
     try:
         process.wait_for(lambda: streams.info("NOTIFICATIONS").state.messages > 20, PATIENCE, "on")
@@ -258,7 +258,7 @@ def a_pipeline_is_added(app: Database, streams: JetStream, process: Penstock) ->
         process.wait_for(lambda: streams.info("OTHER").state.messages > 20, PATIENCE, "changed")
     finally:
         added.set()
-        thread.join()
+        await_end(thread)
     process.wait_for(
         lambda: streams.info("NOTIFICATIONS").state.messages == last, PATIENCE, "delivered"
     )

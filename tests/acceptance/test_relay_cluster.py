@@ -18,7 +18,8 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.outbox.sql.install import install
 
 from ..nats_cluster import Cluster, answered, await_
-from ..pipeline import PATIENCE, Penstock
+from ..pipeline import Penstock
+from ..waits import await_end
 
 # A stream for each way in which messages of one group go at once, and one that a table goes to.
 LINKED, BATCHES, TABLE = STREAMS = ("LINKED", "BATCHES", "TABLE")
@@ -75,7 +76,7 @@ class Publisher(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(PATIENCE)
+        await_end(self)
         assert self.error is None, self.error
 
 

@@ -16,6 +16,7 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 
 from ..pipeline import PATIENCE, Penstock
+from ..waits import await_end
 
 CONFIG = """\
 sources:
@@ -61,13 +62,13 @@ def endpoint(posted: list[tuple[str, Any]]) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/hooks/?v=2"
     finally:
         server.shutdown()
-        thread.join()
+        await_end(thread)
         server.server_close()
 
 

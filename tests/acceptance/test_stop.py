@@ -19,6 +19,7 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 
 from ..pipeline import PATIENCE, Penstock, left_of, penstock
+from ..waits import await_end
 
 CONFIG = """\
 sources:
@@ -39,7 +40,7 @@ class Load(threading.Thread):
     """Commits one row after the other until it is stopped, and counts them."""
 
     def __init__(self, database: Database, first: int) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.next = first
         self._database = database
         self._stopping = threading.Event()
@@ -54,7 +55,7 @@ class Load(threading.Thread):
     def stop(self) -> int:
         """Return the first number that was not written."""
         self._stopping.set()
-        self.join()
+        await_end(self)
         return self.next
 
 

@@ -25,7 +25,8 @@ from starlette.requests import ClientDisconnect
 from penstock.api.protocol import Protocol
 from penstock.api.server import Uvicorn, address, bind
 
-from ..waits import await_true
+from ..pipeline import PATIENCE
+from ..waits import await_end, await_true
 
 TIMEOUT = 120.0
 LARGE = 32 << 20
@@ -127,7 +128,7 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -158,7 +159,7 @@ class Onlooker:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._stop.set()
-        self._thread.join()
+        await_end(self._thread)
         if self._error is not None:
             raise self._error
 

@@ -8,27 +8,20 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from tests.api_help import Later, Shop, ids, raw, rest
 from tests.streams_help import inserted, wire, writer_of
+from tests.waits import await_end
 
 from penstock.api.client import Client
 from penstock.api.consume import Receives
 from penstock.core.message import Position, RoundPart
-from penstock.embedded.handles import Database
 from penstock.sinks.stream import StreamWriter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.types import Received
 
 WAIT = {"batch_size": 100, "wait_for_ms": 10_000}
-
-
-@pytest.fixture
-def shop(database: Database) -> Iterator[Shop]:
-    with Shop(database.url) as shop:
-        yield shop
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -113,13 +106,13 @@ def test_at_whatever_moment_clients_leave_each_message_comes_to_one_that_got_it(
     writer = writer_of(shop.store, shop.stream)
     for key in keys:
         leaves = raw(shop.api.address, shop.token, f"{path}/next?wait_for_ms=60000")
-        publishing = threading.Thread(target=_publish, args=[writer, key])
+        publishing = threading.Thread(target=_publish, args=[writer, key], daemon=True)
         publishing.start()
         time.sleep(chance.random() * 0.012)
         # The server sees that the client is gone; the client, what was sent before.
         leaves.shutdown(socket.SHUT_WR)
         answer = rest(leaves)
-        publishing.join()
+        await_end(publishing)
         if answer:
             got += [item["record"]["id"] for item in json.loads(answer)["data"]]
     writer.close()

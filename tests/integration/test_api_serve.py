@@ -13,6 +13,7 @@ from typing import Self
 import httpx
 import pytest
 from tests.api_help import Later, ids, raw, rest, tokens
+from tests.pipeline import PATIENCE
 from tests.streams_help import inserted, make_stream, publish
 
 from penstock.api.serve import serve
@@ -54,7 +55,7 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE)
         assert self.process.stderr is not None
         self.process.stderr.close()
 

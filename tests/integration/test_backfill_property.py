@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from tests.integration.backfilling import TEXTS, Backfilling, fold
 from tests.integration.capturing import Message, prepare
+from tests.waits import await_end
 
 from penstock.backfill.chunks import sizing
 from penstock.backfill.events import Done
@@ -256,8 +257,7 @@ def test_folding_gives_the_table(
             writer.start()
         session.run()
         stop.set()
-        for writer in writers:
-            writer.join(60)
+        await_end(*writers)
         received = session.end()
     finally:
         stop.set()

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.pipeline import PATIENCE
 from tests.waits import await_true
 
 from penstock.backfill.request import OPEN, Backfill, Backfills, Request
@@ -165,7 +166,7 @@ def test_whether_a_run_has_the_source(store: Store, backfills: Backfills) -> Non
 
 
 def test_many_that_start_the_same_at_once(database: Database) -> None:
-    together = threading.Barrier(4)
+    together = threading.Barrier(4, timeout=PATIENCE)
 
     def start(_: int) -> int | str:
         with Store.open(database.url) as store:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from tests.integration.backfilling import Backfilling, before_watermarks, fold
 from tests.integration.capturing import prepare
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.backfill.chunks import next_chunk, sizing
 from penstock.backfill.chunks.next_chunk import ReadChunk
@@ -50,7 +50,7 @@ class Standing:
         """Let all that waits become visible."""
         for connection, thread in self.sessions:
             connection.cancel_safe()
-            thread.join(60)
+            await_end(thread)
             connection.close()
         self.sessions.clear()
 
@@ -200,14 +200,14 @@ def test_a_truncate_between_has_the_chunk_read_again(
                     connection.execute("SET lock_timeout = '200ms'")
                     with pytest.raises(psycopg.errors.LockNotAvailable):
                         connection.execute(empty)
-                thread = threading.Thread(target=database.execute, args=(empty,))
+                thread = threading.Thread(target=database.execute, args=(empty,), daemon=True)
                 threads.append(thread)
                 thread.start()
 
         before_watermarks(monkeypatch, truncate_first)
         driver.start()
         driver.run()
-        threads[0].join(60)
+        await_end(threads[0])
         driver.drain()
         assert folded(driver) == {(5,): "new"}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.waits import await_end
 from typer.testing import CliRunner, Result
 
 from penstock.api.health import Server, application
@@ -270,9 +271,10 @@ def test_watch(folder: Path, backfills: Backfills) -> None:
         backfills.fail(second, "division by zero")
 
     timer = threading.Timer(1.0, work)
+    timer.daemon = True
     timer.start()
     done = call(folder, "watch")
-    timer.join()
+    await_end(timer)
     assert done.exit_code == 1
     assert "no pipeline runs for source shop" in done.stderr
     lines = done.stdout.splitlines()

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.api_help import ApiServer, Shop, problem
+from tests.api_help import Shop, problem
 from tests.browser import NARROW, WIDE, Window
 from tests.streams_help import Change, deleted, inserted, publish
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
@@ -37,11 +37,6 @@ def shop(database: Database) -> Iterator[Shop]:
         sink = {"type": "stream", "source": "shop"}
         shop.client.put("/v1/sinks/events", json=sink).raise_for_status()
         yield shop
-
-
-@pytest.fixture
-def console(shop: Shop) -> ApiServer:
-    return shop.api
 
 
 def messages(*notes: str) -> str:
@@ -247,14 +242,14 @@ def test_the_next_changes_are_taken_from_the_source(
             number += 1
             database.execute("INSERT INTO orders VALUES (%s, 'fresh')", [number])
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
     try:
         page.get_by_role("button", name="Take them").click()
         page.locator("#trial .outcome").nth(4).wait_for()
     finally:
         stop.set()
-        writer.join()
+        await_end(writer)
     assert '"fresh"' in page.get_by_label("One a line, as JSON").input_value()
     slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'penstock_try%'"
     await_true(lambda: database.execute(slots) == [(0,)], what="the slot of the trial is dropped")

@@ -30,7 +30,7 @@ from penstock.embedded.store import open_store
 from penstock.streams.errors import EMBEDDED_DOWN
 from penstock.streams.store import Store
 
-from ..waits import await_true
+from ..waits import await_end, await_true
 
 EMBEDDED = StoreSettings()
 USER = """
@@ -171,11 +171,10 @@ def test_who_comes_while_it_ends_starts_it_again(folder: Path) -> None:
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=use) for _ in range(3)]
+    threads = [threading.Thread(target=use, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(120)
+    await_end(*threads)
     assert failed == []
     assert server(folder) is None
 

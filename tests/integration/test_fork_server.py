@@ -73,7 +73,7 @@ class Session:
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
-        assert answer, self.process.communicate()[1][-3000:]
+        assert answer, self.process.communicate(timeout=PATIENCE)[1][-3000:]
         found: dict[str, Any] = json.loads(answer)
         return found
 
@@ -159,7 +159,7 @@ def test_without_its_server_spark_starts_python(folder: Path) -> None:
     family = session.tree()
     session.jvm().kill()
     session.process.kill()
-    session.process.communicate()
+    session.process.communicate(timeout=PATIENCE)
     assert left(family) == []
 
 
@@ -172,7 +172,7 @@ def test_forks_end_with_the_jvm_and_with_the_run(folder: Path) -> None:
     assert left(forks) == []
     server = session.server()
     session.process.kill()
-    session.process.communicate()
+    session.process.communicate(timeout=PATIENCE)
     assert left([server]) == []
     assert list(folder.glob("penstock-jvm-*")) == []
 
@@ -188,7 +188,7 @@ def test_a_fork_ends_with_its_client(folder: Path) -> None:
     assert left([daemon]) == []
     assert "pid" in session.ask()
     session.process.kill()
-    session.process.communicate()
+    session.process.communicate(timeout=PATIENCE)
 
 
 class Server:

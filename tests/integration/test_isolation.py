@@ -24,7 +24,7 @@ from tests.isolation_help import (
     published,
     stream_settings,
 )
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.core.errors import SinkError
 from penstock.core.monitor import Report
@@ -473,11 +473,13 @@ def test_a_dead_letter_that_the_store_takes_late(
     with Source(database.url, sinks) as source:
         source.batch(10)
         source.refuse_letters = "No room for it."
-        batch = threading.Thread(target=source.batch, args=(11,), kwargs={"size": 2_000_000})
+        batch = threading.Thread(
+            target=source.batch, args=(11,), kwargs={"size": 2_000_000}, daemon=True
+        )
         batch.start()
         await_true(lambda: "No room for it." in reported(source.reports))
         source.refuse_letters = None
-        batch.join(60)
+        await_end(batch)
         assert source.written == 11
         await_true(lambda: reported(source.reports)[-1] is None)
         assert len(source.store.letters.page(sink=SHAKY)) == 1

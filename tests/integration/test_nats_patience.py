@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.delivery import Unfinished
@@ -83,11 +83,11 @@ def test_a_server_killed_in_the_middle(server: EmbeddedNats) -> None:
             await_true(lambda: stream.info("SHOP").state.messages > 2 * WINDOW)
             server.kill()
 
-        thread = threading.Thread(target=kill_when_some_are_acked)
+        thread = threading.Thread(target=kill_when_some_are_acked, daemon=True)
         thread.start()
         with pytest.raises(Unfinished) as caught:
             sink.write(rows, 5 * PATIENCE)  # a busy server is no dead one
-        thread.join()
+        await_end(thread)
         rest, written = caught.value.rest, caught.value.written
         assert 0 < written.delivered < 200_000
         assert rest.num_rows + written.delivered == 200_000

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.integration.outbox_sql import installed, pipeline, value
 from tests.streams_help import Change, wire
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.backfill.request import OPEN, Backfills
 from penstock.config.settings import SparkSettings
@@ -187,7 +187,7 @@ def test_nor_where_it_waits_for_the_deletion(it: Relayed) -> None:
         with contextlib.suppress(psycopg.Error):
             checkpoints.tick()
 
-    keeper = threading.Thread(target=tick)
+    keeper = threading.Thread(target=tick, daemon=True)
     with it.app.connect() as connection:
         connection.execute("SELECT tide.relay_delete('p')")
         connection.execute(
@@ -196,7 +196,7 @@ def test_nor_where_it_waits_for_the_deletion(it: Relayed) -> None:
         keeper.start()
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
         await_true(lambda: value(it.app, waits, it.connection.info.backend_pid) == 1)
-    keeper.join()
+    await_end(keeper)
     assert it.checkpoint("p") is None
 
 

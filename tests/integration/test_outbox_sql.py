@@ -24,7 +24,7 @@ from tests.integration.outbox_sql import (
     raises,
     value,
 )
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.embedded.handles import Database
 from penstock.outbox.pipelines import find
@@ -171,7 +171,7 @@ def test_two_with_one_key_at_once_wait_for_each_other_and_one_counts(tide: Datab
             thread = _in_thread(second, publish, ends, found)
             _await_waiting(tide, second)
             getattr(first, ends)()
-            thread.join()
+            await_end(thread)
         assert (found == [number]) is (ends == "commit")
         assert ids(tide, "o")[-1:] == found
         assert value(tide, "SELECT count(*) FROM tide.outbox_o WHERE dedup_key = %s", ends) == 1
@@ -366,7 +366,7 @@ def test_a_publisher_that_is_dropped_meanwhile_leaves_its_id(tide: Database) -> 
         _await_waiting(tide, other)
         publisher.execute("SELECT tide.outbox_publish('o', '2')")
         publisher.commit()
-        thread.join()
+        await_end(thread)
     tide.execute("SELECT tide.outbox_create('o')")
     assert value(tide, "SELECT tide.outbox_publish('o', '3')") == 3
 
@@ -484,7 +484,7 @@ def _in_thread(
     def run() -> None:
         found.extend(connection.execute(publish, [key]).fetchone() or ())
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
 

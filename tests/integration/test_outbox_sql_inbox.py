@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.outbox_sql import SOURCE, installed, raises, value
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.embedded.handles import Database
 
@@ -192,11 +192,10 @@ def test_four_workers_do_each_message_once(tide: Database, take: str) -> None:
                     )
                 connection.commit()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    await_end(*threads)
     done = tide.execute("SELECT id, subject FROM public.done ORDER BY number")
     assert sorted(number for number, _ in done) == [n for n in range(1, 61) if n not in (12, 31)]
     assert [state(tide, m)[0] for m in ("m11", "m30")] == ["failed", "failed"]
@@ -213,7 +212,7 @@ def test_two_that_fail_one_message_at_once_are_both_counted(tide: Database) -> N
     with tide.connect() as one:
         assert one.execute(failed).fetchone() == ("pending",)
         found: list[str] = []
-        thread = threading.Thread(target=lambda: found.append(value(tide, failed)))
+        thread = threading.Thread(target=lambda: found.append(value(tide, failed)), daemon=True)
         thread.start()
         with tide.connect(autocommit=True) as watcher:
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
@@ -222,7 +221,7 @@ def test_two_that_fail_one_message_at_once_are_both_counted(tide: Database) -> N
                 what="the second failure waits for the first",
             )
         one.commit()
-        thread.join()
+        await_end(thread)
     assert found == ["failed"]
     assert state(tide, "a") == ("failed", 2, "oh", False)
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from tests.cli import SECRET, fails, run
 from tests.integration.outbox_sql import installed, role, value
+from tests.waits import await_end
 
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
@@ -121,11 +122,10 @@ def test_two_at_once_are_one_after_the_other(database: Database) -> None:
         with database.connect(autocommit=True) as connection:
             done.append(install(connection).changed)
 
-    threads = [threading.Thread(target=run_one) for _ in range(4)]
+    threads = [threading.Thread(target=run_one, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    await_end(*threads)
     assert sorted(done) == [False, False, False, True]
 
 

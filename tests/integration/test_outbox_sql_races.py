@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.integration.outbox_sql import CONFIG, SOURCE, installed, pipeline, raises, role, value
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.embedded.handles import Database
 from penstock.outbox.sql.install import VERSION, install, script
@@ -36,7 +36,7 @@ class Waiting:
         self._tide = tide
         self._statement = statement
         self._connection = tide.connect(autocommit=True)
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         pid = self._connection.info.backend_pid
 
@@ -54,7 +54,7 @@ class Waiting:
 
     def end(self) -> str | None:
         """Wait for its end; return the SQLSTATE of its error."""
-        self._thread.join()
+        await_end(self._thread)
         self._connection.close()
         return self.state
 
@@ -182,11 +182,10 @@ def test_eight_sessions_leave_a_whole_and_hear_only_what_is_documented(tide: Dat
                 connection.execute("UPDATE tide.migrations SET functions = ''")
                 install(connection)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(8)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    await_end(*threads)
     assert odd == []
     assert done[0] > 50
     check(tide)

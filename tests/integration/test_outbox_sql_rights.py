@@ -7,7 +7,7 @@ import threading
 import psycopg
 import pytest
 from tests.integration.outbox_sql import installed, pipeline, raises, role, value
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.embedded.handles import Database
 from penstock.outbox.pipelines import find_inboxes
@@ -108,12 +108,12 @@ def test_grants_at_the_same_time_are_one_after_the_other(tide: Database) -> None
     with role(tide) as (name, session), tide.connect() as first, tide.connect() as second:
         grant = "SELECT tide.outbox_grant_publish(%s, %s)"
         first.execute(grant, ["o", name])
-        thread = threading.Thread(target=second.execute, args=(grant, ["other", name]))
+        thread = threading.Thread(target=second.execute, args=(grant, ["other", name]), daemon=True)
         thread.start()
         blocked, pid = "SELECT pg_blocking_pids(%s) <> '{}'", second.info.backend_pid
         await_true(lambda: value(tide, blocked, pid), what="the second grant waits for the first")
         first.commit()
-        thread.join()
+        await_end(thread)
         second.commit()
         for outbox in ("o", "other"):
             session.execute("SELECT tide.outbox_publish(%s, '{}')", [outbox])

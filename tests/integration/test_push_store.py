@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
+from tests.pipeline import PATIENCE
 from tests.push_help import HANG, OK, Request, answer, receiver
 from tests.streams_help import Change, make_stream, publish
 
@@ -79,7 +80,7 @@ def started(stream: Stream) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE)
 
 
 async def all_acked(consumers: Consumers) -> None:

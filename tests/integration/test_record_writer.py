@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline import PATIENCE
 
 from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database
@@ -166,7 +167,7 @@ def test_syncs_that_share_ids_do_not_meet(writer: RecordWriter, url: str) -> Non
 
 
 def test_two_writers_of_the_same_records_do_not_wait_for_each_other(url: str) -> None:
-    sync, start = uuid4(), threading.Barrier(4)
+    sync, start = uuid4(), threading.Barrier(4, timeout=PATIENCE)
 
     def work(number: int) -> Written:
         writer = RecordWriter(url)

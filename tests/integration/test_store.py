@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.pipeline import PATIENCE
 from tests.streams_help import make_stream, writer_of
 from tests.waits import await_true
 
@@ -30,7 +31,7 @@ from penstock.streams.store import Store
 
 
 def test_many_that_open_at_once_make_the_schema_once(database: Database) -> None:
-    together = threading.Barrier(6)
+    together = threading.Barrier(6, timeout=PATIENCE)
 
     def open_one() -> None:
         together.wait()

@@ -32,7 +32,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.core.errors import StoreError
 from penstock.core.message import DELETE, Position, RoundPart
@@ -410,7 +410,7 @@ def test_a_merge_outlasts_a_long_write(store: Store, monkeypatch: pytest.MonkeyP
     with Store.open(store.url) as other, contextlib.closing(writer_of(store, stream)) as writer:
         with contextlib.closing(writer_of(store, stream)) as long:
             long.begin()
-            maintained = threading.Thread(target=run_once, args=(other,))
+            maintained = threading.Thread(target=run_once, args=(other,), daemon=True)
             maintained.start()
             await_true(lambda: waits_for_lock(store))
             started = time.monotonic()
@@ -419,7 +419,7 @@ def test_a_merge_outlasts_a_long_write(store: Store, monkeypatch: pytest.MonkeyP
             assert time.monotonic() - started < 1.5
             assert segments(store, stream) == 3
             long.rollback()
-        maintained.join(60)
+        await_end(maintained)
         assert segments(store, stream) == 2
         assert len(read(store, stream)) == 1
 

@@ -30,7 +30,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.core.errors import SinkError
 from penstock.core.message import Position, RoundPart
@@ -322,12 +322,12 @@ def test_a_segment_that_is_closed_while_a_writer_waits(database: Database) -> No
         writer = writer_of(store, stream)
         with store.connection() as connection, connection.transaction():
             lock_writers(connection, stream.source_id)
-            began = threading.Thread(target=writer.begin)
+            began = threading.Thread(target=writer.begin, daemon=True)
             began.start()
             query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
             await_true(lambda: other_row(other, query) == 1)
             close_segment(connection, stream)
-        began.join(60)
+        await_end(began)
         assert writer.write(0, batch).new == 1
         writer.commit(RoundPart(Position(101, 0), at(batch, 0), 0, 1))
         writer.close()

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import orjson
 import pytest
 from rich.console import Console
+from tests.waits import await_end
 
 from penstock.demo import shop as shop_module
 from penstock.demo.consumer import read_change
@@ -270,6 +271,6 @@ def test_a_writer_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Writer("", lambda changes, _: made.extend(changes), Shop(1, 1, 1, seed=1), 300)
     monkeypatch.setattr(writer, "_stopping", Stop())
     writer.start()
-    writer.join()
+    await_end(writer)
     assert writer.error is None
     assert 5 * 300 <= len(made) <= 5 * 300 + 20  # the last transaction, which may be a large one

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from tests.streams_help import Change, wire
-from tests.waits import await_true
+from tests.waits import await_end, await_true
 
 from penstock.core.delivery import Unfinished, Written
 from penstock.core.errors import SinkError, StoreError
@@ -252,19 +252,18 @@ def test_a_thread_waits_where_all_are_lent(pool: StorePool) -> None:
         with pool.lend() as connection:
             got.put(connection)
 
-    holders = [threading.Thread(target=hold) for _ in range(2)]
+    holders = [threading.Thread(target=hold, daemon=True) for _ in range(2)]
     for thread in holders:
         thread.start()
     held = {got.get(timeout=20), got.get(timeout=20)}
     assert len(held) == 2
-    last = threading.Thread(target=wait)
+    last = threading.Thread(target=wait, daemon=True)
     last.start()
     assert waits.wait(20)
     assert got.empty()
     release.set()
     assert got.get(timeout=20) in held
-    for thread in (*holders, last):
-        thread.join(20)
+    await_end(*holders, last)
 
 
 def test_it_shrinks_to_one(pool: StorePool) -> None:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.waits import await_end
 
 from penstock.config.nats import NatsSinkConfig, redact
 from penstock.core.errors import SinkError
@@ -671,7 +672,7 @@ def silent_server() -> Iterator[int]:
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join()
+    await_end(thread)
     for connection in taken:
         connection.close()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waits import await_end
 
 from penstock import testing
 from penstock.core.errors import ConfigError
@@ -440,11 +441,10 @@ def test_threads_share_a_stream(penstock: InMemoryPenstock) -> None:
                 seen.extend(m["data"]["record"]["id"] for m in got)
                 http.post("/ack", json={"ack_ids": [m["ack_id"] for m in got]})
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    await_end(*threads)
     assert sorted(seen) == list(range(60))
 
 

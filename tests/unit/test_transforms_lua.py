@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline import PATIENCE
 from tests.streams_help import Change, deleted, inserted, moved, updated, wire
 
 from penstock.config.transforms import TransformSettings
@@ -367,7 +368,7 @@ def test_a_process_that_is_killed_from_outside_fails_nothing() -> None:
     batch = wire([inserted(i) for i in range(3)])
     before = transform._process._process
     os.kill(before.pid, signal.SIGKILL)
-    before.wait()
+    before.wait(PATIENCE)
     assert records(transform(batch)) == [{"id": i, "x": 1} for i in range(3)]
     assert transform._process._process.pid != before.pid
     transform.close()

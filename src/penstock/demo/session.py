@@ -290,7 +290,10 @@ class _Demo:
             for each in writing:
                 each.stop()
             for each in writing:
-                each.join()
+                each.join(_STOP_PATIENCE)
+        if late := {each.name for each in writing if each.is_alive()}:
+            names = " and ".join(sorted(late))
+            raise DemoError(f"{names} did not stop writing within {_STOP_PATIENCE:g} s")
         for writer in self._writers:
             if writer.error is not None:
                 raise DemoError(f"the shop could not write: {writer.error}") from writer.error
