@@ -326,7 +326,13 @@ def test_a_sources_database_for_pickers(shop: Shop, database: Database) -> None:
     for table in ("public.nothing", "nothing", "public.*"):
         problem(shop.client.get(f"/v1/sources/shop/tables/{table}/columns"), 404)
     problem(shop.client.get("/v1/sources/nothing/tables"), 404)
-    assert isinstance(shop.client.get("/v1/sources/shop/slots").json()["data"], list)
+    slot = f"penstock_{database.name}"
+    database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+    slots = shop.client.get("/v1/sources/shop/slots", params={"limit": 1000}).json()["data"]
+    (shown,) = (each for each in slots if each["name"] == slot)
+    assert (shown["plugin"], shown["active"], shown["own"]) == ("pgoutput", False, False)
+    assert shown["database"] == database.name
+    assert "active_pid" not in shown
     tested = shop.client.post("/v1/sources/shop/test").json()
     assert tested["may_replicate"] is True
     assert shop.client.post("/v1/test-source", json={"url": database.url}).status_code == 200

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from penstock.config.consumers import WebhookConsumer, settings_of
+from penstock.config.consumers import WebhookConsumer, WebhookSettings, settings_of
 from penstock.config.file import load
 from penstock.config.nats import NatsSinkConfig
 from penstock.config.nats_login import Server
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.config.sources import servers_of
+from penstock.config.targets import HttpTarget
 from penstock.core.errors import ConfigError
 from penstock.sinks.nats import announced
 
@@ -120,3 +123,22 @@ def test_announced_addresses_are_verified_for_the_known_name() -> None:
     assert (first.host, second.host) == ("seed", "other")
     assert (third.host, third.port, third.tls_name, third.user) == ("10.0.0.1", 4223, "seed", "app")
     assert (fourth.host, fourth.tls, fourth.tls_name) == ("c", True, None)
+
+
+@pytest.mark.parametrize("model", [WebhookSettings, HttpTarget])
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"headers": {"no name": "x"}}, "is not a header's name"),
+        ({"headers": {"webhook-id": "x"}}, "is set by Penstock"),
+        ({"headers": {"x-a": "a\nb"}}, "characters that no header may have"),
+        ({"secrets": ["whsec_c2hvcnQ="]}, "not a Standard Webhooks secret"),
+        ({"secrets": ["a", "b", "c"]}, "at most 2 items"),
+    ],
+)
+def test_headers_and_secrets_that_no_request_may_have(
+    model: type[BaseModel], given: dict[str, Any], why: str
+) -> None:
+    kind = {"type": "http"} if model is HttpTarget else {}
+    with pytest.raises(ValidationError, match=why):
+        model.model_validate({"url": "https://crm.example", **kind, **given})
