@@ -50,10 +50,10 @@ def main() -> int:
         help="instead: a publisher's transaction is open for so long",
     )  # fmt: skip
     arguments = parser.parse_args()
-    workload = WORKLOADS[arguments.source]()
+    seed = arguments.seed if arguments.seed is not None else random.randrange(1 << 31)
+    workload = WORKLOADS[arguments.source](seed)
     if unknown := set(arguments.fault or ()) - workload.faults.keys():
         parser.error(f"not with --source {arguments.source}: {', '.join(unknown)}")
-    seed = arguments.seed if arguments.seed is not None else random.randrange(1 << 31)
     console = Console(highlight=False, soft_wrap=True)
     started = time.monotonic()
 
@@ -132,6 +132,8 @@ def show(outcome: Outcome, console: Console) -> None:
     counts = ", ".join(f"{value} {name}" for name, value in outcome.writers.items())
     console.print(f"writers: {verdict.keys} keys; {counts}")
     console.print(f"reports of readiness and status: {outcome.reports} judged")
+    if outcome.syncs:
+        console.print(f"syncs: {outcome.syncs}")
     console.print(f"pipeline: {outcome.starts} starts, exit codes {outcome.exits}", markup=False)
     for example in verdict.examples:
         console.print(f"✗ {example}", markup=False)

@@ -29,7 +29,8 @@ from .expected import Expected
 from .writer import TABLES
 
 SOURCE: Final = "chaos"
-_EVENTS: Final = "events"
+_EVENTS: Final = "changes"
+"""A stream of its own: `events` is that of the syncs."""
 _COPY: Final = "copy"
 _EFFECT_SECONDS: Final = 400.0
 _ONE_TABLE: Final = "metadata.table_name = 'even'"

@@ -25,6 +25,7 @@ from ..pipeline import PATIENCE, Penstock
 from .changes import Changes
 from .expected import bodies, judge, said_by
 from .faults import Supervisor, World
+from .syncs import add_stream
 from .verdict import Verdict, compare, read_all
 from .witness import Witness
 from .workloads import Tables, Workload
@@ -50,6 +51,8 @@ class Outcome:
     exits: list[int] = field(default_factory=list)
     writers: dict[str, int] = field(default_factory=dict)
     reports: int = 0
+    syncs: str = ""
+    """What the syncs beside the tables have done."""
     log_tail: str = ""
 
     @property
@@ -67,6 +70,7 @@ class Outcome:
             "keys": self.verdict.keys,
             "writers": self.writers,
             "reports_judged": self.reports,
+            "syncs": self.syncs,
             "faults": dict(self.faults),
             "recovery_seconds": {
                 name: {"median": round(median(times), 1), "max": round(max(times), 1)}
@@ -103,6 +107,7 @@ class Session:
         self._keys = keys
         self._rate = rate
         self._workload = workload or Tables()
+        self._syncs = self._workload.syncs
         self._say = say
         self._random = random.Random(seed)
         self._writers: list[Writer] = []
@@ -125,6 +130,8 @@ class Session:
             self._stream.add_stream(STREAM, "chaos.>", duplicate_window=window)
             if world.changes is not None:
                 world.changes.streams = self._stream
+            if self._syncs is not None:
+                add_stream(self._stream, window)
             for pipeline, supervisor in zip(world.pipelines, world.supervisors, strict=True):
                 pipeline.start()
                 stack.callback(supervisor.stop)
@@ -144,6 +151,8 @@ class Session:
         database = Database("chaos", postgres.create_database("chaos"))
         stack.callback(database.close)
         self._workload.prepare(database, nats.url)
+        if self._syncs is not None:
+            stack.enter_context(self._syncs)
         found = self._workload.processes(folder, database, nats.url)
         pipelines = [stack.enter_context(pipeline) for pipeline in found]
         self._writers = [
@@ -242,6 +251,8 @@ class Session:
             except AssertionError as error:
                 blame("not caught up", f"after changes of the configuration: {error}")
                 outcome.log_tail = outcome.log_tail or world.log()
+        if self._syncs is not None:
+            self._syncs.settle(world.database.url, world.nats.url)
         self._witness.stop()
         for supervisor in world.supervisors:
             supervisor.stop()
@@ -264,6 +275,8 @@ class Session:
         found.violations += outcome.verdict.violations
         found.examples = outcome.verdict.examples + found.examples
         outcome.verdict = found
+        if self._syncs is not None:
+            outcome.syncs = self._syncs.judge(world.database.url, world.nats.url, found)
         if found.violations and not outcome.log_tail:
             outcome.log_tail = world.log()
         outcome.reports = len(self._witness.evidence.reports)

@@ -8,7 +8,8 @@ and when a fault was under way. Two rules:
   after they reported otherwise: what was got over has begun to move, and may first repeat messages;
 * never worse: where everything committed was delivered promptly for `CALM` seconds, and no fault was
   under way meanwhile, `/readyz` is 200 and `penstock status` exits with 0. It may exit with 1 for
-  consumers that publish what their stream holds: those are not counted here.
+  consumers that publish what their stream holds, and for syncs of an API that fails: those are not
+  counted here.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ class Report:
     text: str = ""
 
     @property
-    def of_consumers(self) -> bool:
-        """Whether all problems that `penstock status` names are those of consumers that are behind."""
+    def of_others(self) -> bool:
+        """Whether `penstock status` names only consumers that are behind, and syncs of a failing API."""
         problems = [line for line in self.text.splitlines() if line.startswith("! ")]
         return bool(problems) and all(
-            line.startswith("! consumer ") and "It is behind." in line for line in problems
+            (line.startswith("! consumer ") and "It is behind." in line)
+            or line.startswith("! sync ")
+            for line in problems
         )
 
 
@@ -80,7 +83,7 @@ class Evidence:
                 yield "reported better than it was", report
             elif (
                 not report.good
-                and not report.of_consumers
+                and not report.of_others
                 and self._calm(report.asked - CALM, report.at)
             ):
                 yield "reported worse than it was", report

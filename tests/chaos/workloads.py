@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+import yaml
+
 from penstock.embedded.handles import Database, Msg
 from penstock.outbox.sql.install import install
 
@@ -17,6 +19,7 @@ from . import publisher, writer
 from .changes import Changes
 from .faults import OUTBOX_FAULTS, TABLE_FAULTS, World
 from .publisher import OUTBOX, Publisher
+from .syncs import Syncs
 from .verdict import Said, message_of_outbox, message_of_table
 from .witness import Ask, ask_command, ask_readyz
 from .writer import TABLES, Writer
@@ -61,6 +64,10 @@ class Workload(Protocol):
     def disturb(self, database: Database) -> None:
         """Do what may be done at any time; raises what psycopg does."""
 
+    @property
+    def syncs(self) -> Syncs | None:
+        """Syncs beside it."""
+
     def changes(
         self, pipelines: Sequence[Penstock], database: Database, nats: str, chance: random.Random
     ) -> Changes | None:
@@ -74,9 +81,12 @@ class Workload(Protocol):
 
 
 class Tables:
-    """Rows, by `penstock run`, whose store is the embedded one."""
+    """Rows, by `penstock run` on the embedded store, and the records of `syncs` beside them."""
 
     faults: Mapping[str, Callable[[World], None]] = TABLE_FAULTS
+
+    def __init__(self, syncs: Syncs | None = None) -> None:
+        self.syncs = syncs
 
     def read(self, message: Msg) -> Said:
         return message_of_table(message)
@@ -85,7 +95,11 @@ class Tables:
         database.execute(writer.SCHEMA)
 
     def processes(self, folder: Path, database: Database, nats: str) -> list[Penstock]:
-        (folder / "penstock.yaml").write_text(_CONFIG.format(postgres=database.url, nats=nats))
+        config = yaml.safe_load(_CONFIG.format(postgres=database.url, nats=nats))
+        if self.syncs is not None:
+            more = self.syncs.config(database.url, nats)
+            config = {**config, **more, "sinks": {**config["sinks"], **more["sinks"]}}
+        (folder / "penstock.yaml").write_text(yaml.safe_dump(config))
         return [Penstock(folder)]
 
     def writer(self, url: str, number: int, keys: int, rate: float, seed: int) -> Writer:
@@ -128,6 +142,7 @@ class Outbox:
     """
 
     faults: Mapping[str, Callable[[World], None]] = OUTBOX_FAULTS
+    syncs: Syncs | None = None
 
     def read(self, message: Msg) -> Said:
         return message_of_outbox(message)
@@ -172,4 +187,8 @@ class Outbox:
             yield f"there, and not known to be published: {sorted(unknown)[:10]}"
 
 
-WORKLOADS: Final[Mapping[str, Callable[[], Workload]]] = {"tables": Tables, "outbox": Outbox}
+WORKLOADS: Final[Mapping[str, Callable[[int], Workload]]] = {
+    "tables": lambda seed: Tables(Syncs(seed)),
+    "outbox": lambda _: Outbox(),
+}
+"""By the name of the source, of a seed."""

@@ -118,6 +118,8 @@ def test_a_read_goes_on_where_it_was(api: Api, server: LoopbackApi) -> None:
     assert "2026-01-01T00:00:00Z" not in [month(asked) for asked in server.asked]
     assert left[-1].is_last
     assert left[-1].cursor is not None
+    # In the middle of a part it goes on nowhere.
+    assert [page.resume for page in read.pages("contacts")] == [None] * 4
 
 
 def test_a_process_serves_again_where_a_read_is_given_up(server: LoopbackApi) -> None:

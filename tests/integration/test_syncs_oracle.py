@@ -157,6 +157,7 @@ class Rig:
             self.number = job.number + 1
             run(job, self.tools[job.sync], Control(), self._report)
         self.scheduler.yields()
+        self.scheduler.stops()
         self._kill("store")
         taken = self.scheduler.take_dirty()
         for progress in taken:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,7 +18,7 @@ import pytest
 from tests.loopback_api import Answer, LoopbackApi
 from tests.loopback_api import Asked as Request
 
-from penstock.config.providers import RestProvider
+from penstock.config.providers import PythonProvider, RestProvider
 from penstock.core.errors import SparkError
 from penstock.spark import sync_loop
 from penstock.spark.sync_lanes import SyncLane, work
@@ -151,11 +154,18 @@ class Crm:
         self.lock = threading.Lock()
         self.gate = threading.Event()
         self.gate.set()
+        self.closes_at: tuple[str, int] | None = None
+        """At which request of which kind the gate closes, once."""
+        self.kinds: Counter[str] = Counter()
 
     def answer(self, asked: Request) -> Answer:
         with self.lock:
             self.under_way += 1
             self.most_under_way = max(self.under_way, self.most_under_way)
+            kind = asked.query.get("kind", "")
+            self.kinds[kind] += 1
+            if self.closes_at == (kind, self.kinds[kind]):
+                self.gate.clear()
         try:
             self.gate.wait(SECONDS)
             if asked.headers["authorization"] != f"Bearer {self.token}":
@@ -172,6 +182,31 @@ class Crm:
         finally:
             with self.lock:
                 self.under_way -= 1
+
+
+WHOLE = """
+def read(request):
+    at, page = 0, []
+    while at == 0 or page:
+        params = {"kind": request.kind, "offset": at}
+        answer = request.session.request("GET", request.settings["url"], params=params)
+        page = answer.json()["data"]
+        yield page
+        at += 2
+"""
+"""A function that goes on nowhere: it reads all pages, each time."""
+
+
+def whole(url: str, folder: Path) -> PythonProvider:
+    file = folder / "whole.py"
+    file.write_text(WHOLE)
+    return PythonProvider.model_validate(
+        {
+            "type": "python", "function": f"{file}:read", "settings": {"url": url},
+            "base_url": url, "allow_private": True, "auth": {"type": "bearer", "token": "{token}"},
+            "collections": {"contacts": {"deletes": {"type": "sweep"}}},
+        }
+    )  # fmt: skip
 
 
 def provider(url: str) -> RestProvider:
@@ -197,6 +232,7 @@ class Rig:
 
     def __init__(self, url: str, table: Table) -> None:
         self.url = url
+        self.provider: RestProvider | PythonProvider = provider(url)
         self.table = table
         self.changed = threading.Event()
         self.loop = SyncLoop(
@@ -211,7 +247,7 @@ class Rig:
         settings = {"frequency": 0.1, "sweep_interval": 1e6} | settings
         sync = Sync(ID, "customers", "crm", "key", token, ("crm:contacts",), **settings)
         error = SyncError("credential", "no key")
-        client = Client("key", "crm", provider(self.url), {"token": token}, error)
+        client = Client("key", "crm", self.provider, {"token": token}, error)
         self.loop.configure(Setup((sync,), {ID: client}, {"key": Limit(1000, 1.0, 2)}))
 
     def open(self, count: int = 2) -> None:
@@ -307,6 +343,62 @@ def test_a_batch_ends_between_two_pages_and_the_next_one_goes_on(rig: Rig, crm: 
     rig.until(lambda: backfilled(rig))
     assert len(rig.table.records) == 200
     assert rig.table.writes - writes < PAGES * (200 - there) + 8  # it went on where it was
+
+
+def test_a_batch_lasts_until_a_read_that_goes_on_nowhere_has_ended(
+    rig: Rig, crm: Crm, tmp_path: Path
+) -> None:
+    crm.contacts = {n: n for n in range(1, 12)}
+    crm.closes_at = "backfill", 4
+    rig.provider = whole(rig.url, tmp_path)
+    rig.configure(frequency=1e6)
+    rig.open(1)
+    rig.until(lambda: not crm.gate.is_set())
+    rig.loop._seconds = 0.0
+    rig.loop._server.wake()
+    rig.until(lambda: rig.loop._due < math.inf)
+    assert rig.loop._ending is None
+    crm.gate.set()
+    rig.until(lambda: not rig.threads[0].is_alive())
+    assert len(rig.table.records) == 11
+    rig.until(lambda: backfilled(rig))
+    assert crm.kinds["backfill"] == 7, "it was read once"
+
+
+def test_a_sweep_that_goes_on_nowhere_ends_although_polls_are_due(
+    rig: Rig, crm: Crm, tmp_path: Path
+) -> None:
+    crm.contacts = {n: n for n in range(1, 12)}
+    crm.closes_at = "sweep", 4
+    rig.provider = whole(rig.url, tmp_path)
+    rig.configure(sweep_interval=0.2)
+    rig.open(1)
+    rig.until(lambda: not crm.gate.is_set())
+    entry = rig.loop._scheduler.entry(KEY)
+    assert entry is not None
+    rig.until(lambda: any(flight.yields for flight in list(entry.flights.values())))
+    polls = crm.kinds["poll"]
+    rig.configure(sweep_interval=1e6)
+    crm.gate.set()
+    rig.until(lambda: (p := rig.progress()) is not None and p.swept_at is not None)
+    assert crm.kinds["sweep"] == 7, "it was read once"
+    rig.until(lambda: crm.kinds["poll"] > polls)
+
+
+def test_a_pause_ends_a_read_that_goes_on_nowhere(rig: Rig, crm: Crm, tmp_path: Path) -> None:
+    crm.contacts = {n: n for n in range(1, 12)}
+    crm.closes_at = "backfill", 4
+    rig.provider = whole(rig.url, tmp_path)
+    rig.configure()
+    rig.open(1)
+    rig.until(lambda: not crm.gate.is_set())
+    rig.loop._note_asked([], {ID})
+    entry = rig.loop._scheduler.entry(KEY)
+    assert entry is not None
+    rig.until(lambda: any(flight.stops for flight in list(entry.flights.values())))
+    crm.gate.set()
+    rig.until(lambda: not entry.flights)
+    assert len(rig.table.records) == 8
 
 
 def test_a_batch_ends_early_where_the_next_one_has_more_lanes(rig: Rig, crm: Crm) -> None:

@@ -29,6 +29,8 @@ IDS = 9
 MODES = {"p:tombs": Deletes.TOMBSTONE, "p:sweep": Deletes.SWEEP, "p:events": Deletes.EVENTS}
 SYNCS = {"s1": list(MODES), "s2": ["p:events"]}
 KEYS = [(sync, collection) for sync, of in SYNCS.items() for collection in of]
+WHOLE = ("s2", "p:events")
+"""Its reads go on nowhere."""
 CHANGE = st.tuples(st.sampled_from(KEYS), st.integers(0, IDS - 1), st.booleans())
 DOWN = Problem("unavailable", "down", transient=True)
 BROKEN = Problem("bad_response", "broken")
@@ -82,7 +84,9 @@ class Task:
     of: dict[str, Any] | None = None
     at: int = 0
     fetched: Any = None
+    begun: bool = False
     yields: bool = False
+    stops: bool = False
 
 
 class Machine(RuleBasedStateMachine):
@@ -164,6 +168,9 @@ class Machine(RuleBasedStateMachine):
         for lane, number in self.scheduler.yields():
             if lane in self.tasks and number in self.tasks[lane]:
                 self.tasks[lane][number].yields = True
+        for lane, number in self.scheduler.stops():
+            if lane in self.tasks and number in self.tasks[lane]:
+                self.tasks[lane][number].stops = True
         wake = self.scheduler.wake_at()
         assert wake is None or wake > self.now
 
@@ -287,9 +294,10 @@ class Machine(RuleBasedStateMachine):
                 if sweep is not None:
                     task.job = msgspec.structs.replace(job, sweep=sweep)
         elif task.fetched is None:
-            if task.yields:
+            if task.stops or (task.yields and not task.begun):
                 self.end(lane, Ended(job.number, yielded=True))
                 return
+            task.begun = True
             start = task.of["from"] if task.at < 0 else task.at
             task.fetched = self.apis[key].page(job.kind, task.of, start)
         else:
@@ -297,8 +305,10 @@ class Machine(RuleBasedStateMachine):
             rows, end, cursor = task.fetched
             task.fetched, task.at = None, end
             is_last = end >= task.of["to"]
+            task.begun = key == WHOLE
+            resume = None if task.begun else {"at": end}
             self.scheduler.report(
-                PageDone(job.number, len(rows), resume={"at": end}, cursor=cursor, is_last=is_last),
+                PageDone(job.number, len(rows), resume=resume, cursor=cursor, is_last=is_last),
                 self.now,
             )
             if is_last:
@@ -501,7 +511,7 @@ def test_a_refused_credential_stops_its_sync_until_it_is_another_one() -> None:
     bad = next(job for job in jobs if job.sync == "bad")
     made.report(Ended(bad.number, problem=REFUSED), 0.0)
     assert not made.hand_out(0.0)
-    assert [n for _, n in made.yields()] == [
+    assert [n for _, n in made.stops()] == [
         job.number for job in jobs if job.sync == "bad" and job is not bad
     ]
     for job in jobs:

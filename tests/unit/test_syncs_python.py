@@ -80,6 +80,7 @@ def test_a_function_of_a_file(module: str) -> None:
     assert b'"n":1.10' in records[0].data.replace(b" ", b"")
     assert records[1].data == b'{"id": 2, "n": 1.10, "updated_at": "2026-05-01T00:00:01Z"}'
     assert pages[-1].is_last
+    assert not any(page.resume for page in pages), "it goes on nowhere"
     assert pages[-1].cursor == {"value": "2026-05-01T00:00:02"}
     (page, _) = job(of, pages[-1].cursor)
     assert b"2026-04-30T23:59:02Z" in page.records[0].data

@@ -33,6 +33,8 @@ CLIENT: Final = b"c"
 """A frame with what jobs are made with: a number, and a `Client`."""
 JOB: Final = b"j"
 """A frame with a job, behind the number of its client."""
+YIELD: Final = b"y"
+"""A frame with the number of a job that is to end where it can go on."""
 STOP: Final = b"s"
 """A frame with the number of a job that is to end between two pages."""
 GRANT: Final = b"g"
@@ -97,7 +99,7 @@ def _take(lane: Lane, kind: bytes, data: bytes) -> None:
     elif kind == JOB:
         client, job = msgspec.msgpack.decode(data, type=tuple[int, bytes])
         lane.give(client, decode_job(job))
-    elif kind == STOP:
-        lane.stop(msgspec.msgpack.decode(data))
+    elif kind in (STOP, YIELD):
+        lane.stop(msgspec.msgpack.decode(data), loses=kind == STOP)
     elif kind == GRANT:
         lane.grant(msgspec.msgpack.decode(data))

@@ -19,7 +19,7 @@ import structlog
 
 from penstock.core.errors import CaptureError
 from penstock.spark.lane_server import Event, Joined, LaneServer, Lost
-from penstock.spark.sync_lanes import CLIENT, GRANT, JOB, OPEN, STOP
+from penstock.spark.sync_lanes import CLIENT, GRANT, JOB, OPEN, STOP, YIELD
 from penstock.syncs.budget import Answer, Budget
 from penstock.syncs.controls import Asked
 from penstock.syncs.jobs import encode, report_of
@@ -79,6 +79,8 @@ class SyncLoop:
         self._calling = threading.Lock()
         self._save_at = 0.0
         self._opened: tuple[int, float] | None = None  # the batch, and when its first lane came
+        self._due = math.inf
+        """When the batch had lasted, or was to be renewed."""
         self._ending: float | None = None
         self._closed = False
         self.draining = False
@@ -116,7 +118,7 @@ class SyncLoop:
         self._call(lambda _: self._open(batch))
 
     def renew(self) -> None:
-        """End the batch once all jobs have ended a page: the next one has more lanes."""
+        """End the batch as soon as no job loses what it has read: the next one has more lanes."""
         self._call(lambda _: self._shorten())
 
     def drain(self) -> None:
@@ -219,7 +221,7 @@ class SyncLoop:
         return self._budgets.get(credential, Budget(Limit())).limit.concurrency
 
     def _open(self, batch: int) -> None:
-        self._opened, self._ending = (batch, math.inf), None
+        self._opened, self._due, self._ending = (batch, math.inf), math.inf, None
         self._server.open(batch)
         if not self.draining:
             self._scheduler.go()
@@ -278,6 +280,8 @@ class SyncLoop:
                 self._server.send(lane, CLIENT, data)
             self._server.send(lane, JOB, msgspec.msgpack.encode([number, encode(job)]))
         for lane, of in self._scheduler.yields():
+            self._server.send(lane, YIELD, msgspec.msgpack.encode(of))
+        for lane, of in self._scheduler.stops():
             self._server.send(lane, STOP, msgspec.msgpack.encode(of))
 
     def _grant(self, now: float) -> None:
@@ -303,14 +307,23 @@ class SyncLoop:
             self._on_shown({key: of for key, (_, of) in changed.items()})
 
     def _end(self, now: float) -> None:
-        """End the batch once it has lasted, or the run drains, and no lane has a job."""
+        """End the batch once it has lasted, or the run drains, and no lane has a job.
+
+        What a lane reads is lost with it, back to the last page behind which it can go on. So the batch
+        lasts until each job that it had when it was due has come to such a page, or to its end; those
+        that begin meanwhile are not waited for.
+        """
         if self._opened is None:
             self.drained = self.draining
             return
         _, since = self._opened
         if self._ending is None:
-            if not self.draining and now - since < self._seconds:
-                return
+            if not self.draining:
+                if now - since < self._seconds:
+                    return
+                self._due = min(self._due, now)
+                if self._scheduler.would_lose(self._due):
+                    return
             self._ending = now + _END_SECONDS
             self._scheduler.pause()
             self._hand_out(now)

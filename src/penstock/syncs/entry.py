@@ -1,18 +1,18 @@
 """One collection of one sync: what is done with it next. Pure, no I/O.
 
 One run of a collection goes on at a time, so that no page that was fetched before a delete or a change
-is written after it. Polls and the feed of events come first: a backfill or a sweep ends its page, makes
-room, and goes on where it was.
+is written after it. Polls and the feed of events come first: a backfill or a sweep makes room behind the
+next page from which it can go on. What can't go on anywhere is read to its end before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.core.backoff import wait_after
 from penstock.syncs.connectors.contract import Deletes, Kind
 from penstock.syncs.errors import PAUSING
+from penstock.syncs.flight import Flight
 from penstock.syncs.jobs import FINISH, Job, PageDone, Planned, Problem, Swept
 from penstock.syncs.progress import Failed, Progress, Run
 from penstock.syncs.sync import Key, Sync
@@ -27,18 +27,6 @@ _LASTING: Final = (60.0, 3600.0)
 _JITTER: Final = 0.25
 
 
-@dataclass(slots=True)
-class Flight:
-    """A job that a lane has; `slice` is None while it plans."""
-
-    job: Job
-    lane: int
-    run: Run
-    slice: int | None
-    credential: str
-    yields: bool = False
-
-
 class Entry:
     """A collection of a sync; `progress` is what is stored of it."""
 
@@ -51,6 +39,8 @@ class Entry:
         """In which of its credential's queues it waits."""
         self.queued_in = ""
         """The credential of that queue."""
+        self.was_cut = False
+        """Whether its newest job was ended, and all that it had done was lost."""
         self.removed = False
         self.blocked = False
         """Whether the sync waits for another credential."""
@@ -103,13 +93,19 @@ class Entry:
         return min((self._at(kind) for kind in self._order if kind in FIRST), default=None)
 
     def makes_room(self, chosen: Run | None) -> bool:
-        """Return whether what lanes have is to end between two pages: it is not wanted, or can wait."""
+        """Return whether what lanes have can wait: it is to end where it can go on."""
         running = self.running
-        if running is None or running is chosen:
+        if running is None or chosen is None or running is chosen:
             return False
-        if not self.runs_now or self.runs.get(running.kind) is not running:
-            return True
-        return chosen is not None and chosen.kind in FIRST and running.kind not in FIRST
+        return chosen.kind in FIRST and running.kind not in FIRST
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether what lanes have is not to go on: it is to end behind any page."""
+        running = self.running
+        if running is None:
+            return False
+        return not self.runs_now or self.runs.get(running.kind) is not running
 
     @property
     def running(self) -> Run | None:
@@ -173,7 +169,7 @@ class Entry:
         ends = run.kind is Kind.SWEEP and run.is_read and not self.flights
         return (ends, FINISH) if ends else (False, None)
 
-    def take(self, number: int, lane: int, run: Run, slice_: int | None) -> Job:
+    def take(self, number: int, lane: int, run: Run, slice_: int | None, now: float) -> Job:
         """Return a job, numbered `number`, which a lane has from now on."""
         progress, sync = self.progress, self.sync
         part = None if slice_ in (None, FINISH) or run.slices is None else run.slices[slice_ or 0]
@@ -187,13 +183,15 @@ class Entry:
             finish=slice_ == FINISH, max_share=sync.max_deleted_share, confirmed=run.confirmed,
             max_age=sync.max_age if run.kind is Kind.BACKFILL else None,
         )  # fmt: skip
-        self.flights[number] = Flight(job, lane, run, slice_, sync.credential)
+        self.was_cut = False
+        self.flights[number] = Flight(job, lane, run, slice_, sync.credential, now)
         return job
 
     # -- what lanes report
 
-    def planned(self, flight: Flight, report: Planned) -> None:
+    def planned(self, flight: Flight, report: Planned, now: float) -> None:
         """Take a plan."""
+        flight.since = now
         self.progress.facts = report.facts
         self._recover(flight)
         if self.runs.get(flight.run.kind) is flight.run:
@@ -203,12 +201,12 @@ class Entry:
             self.progress.sweep = report.sweep or self.progress.sweep
             flight.slice = 0 if report.goes_on and report.slices else None
 
-    def page(self, flight: Flight, report: PageDone) -> None:
+    def page(self, flight: Flight, report: PageDone, now: float) -> None:
         """Take a page that is written."""
         self.progress.counts.add(report)
         self._recover(flight)
         if self.runs.get(flight.run.kind) is flight.run and flight.slice is not None:
-            flight.run.note(flight.slice, report)
+            flight.note(report, now)
             self.progress.move(flight.run)
 
     def _recover(self, flight: Flight) -> None:

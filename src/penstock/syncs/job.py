@@ -55,29 +55,39 @@ class Yielded(Exception):  # noqa: N818 - a command, and no failure
 
 
 class Control:
-    """Ends one job from another thread; what waits in the job waits here."""
+    """Ends one job from another thread; what waits in the job waits for `changed`.
+
+    `begun`: whether the job has done what would be lost with it, since it began or since the last page
+    behind which it can go on.
+    """
 
     def __init__(self) -> None:
-        self._yields = threading.Event()
+        self.changed = threading.Condition()
+        self.begun = False
+        self._yields = self._stops = False
 
-    def stop(self) -> None:
-        """Have the job end between two pages."""
-        self._yields.set()
+    def stop(self, *, loses: bool = True) -> None:
+        """Have the job end between two pages, or where it loses nothing."""
+        with self.changed:
+            self._yields = True
+            self._stops = self._stops or loses
+            self.changed.notify()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the job is to end."""
-        return self._yields.is_set()
+        """Whether the job is to end now."""
+        return self._stops or (self._yields and not self.begun)
 
     def check(self) -> None:
         """Raise `Yielded` where the job is to end."""
-        if self._yields.is_set():
+        if self.is_stopped:
             raise Yielded
 
     def sleep(self, seconds: float) -> None:
         """Wait, or raise `Yielded` as soon as the job is to end."""
-        if self._yields.wait(seconds):
-            raise Yielded
+        with self.changed:
+            if self.changed.wait_for(lambda: self.is_stopped, seconds):
+                raise Yielded
 
 
 class Tools(Protocol):
@@ -180,7 +190,9 @@ class _Work:
     def _read(self, collection: Collection, of: Json) -> None:
         connector, session = self._tools.connector, self._tools.session
         slice_ = Slice(self._job.kind, of, self._job.resume)
-        self._control.check()
+        control, resume = self._control, self._job.resume
+        control.begun = False  # what is planned is not planned again
+        control.check()
         for page in connector.read(collection, slice_, session):
             written = self._write(page)
             self._report(
@@ -188,8 +200,10 @@ class _Work:
                     written, resume=page.resume, cursor=page.cursor, is_last=page.is_last
                 )
             )
+            control.begun = page.resume in (None, resume)
+            resume = page.resume
             if not page.is_last:
-                self._control.check()
+                control.check()
 
     def _write(self, page: Page) -> PageDone:
         job, tools = self._job, self._tools

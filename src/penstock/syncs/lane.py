@@ -59,7 +59,6 @@ class RemoteBudget:
         self._credential = credential
         self._send = send
         self._number = number
-        self._granted = threading.Condition()
         self._is_granted = False
         self.requests = 0
         self.control = Control()
@@ -67,13 +66,14 @@ class RemoteBudget:
 
     def acquire(self) -> None:
         """Wait until a request may be made; raises `Yielded`."""
-        self._is_granted = False
+        control, self._is_granted = self.control, False
         self._send(["ask", self._credential, self._number, self.first])
-        with self._granted:
-            self._granted.wait_for(lambda: self._is_granted or self.control.is_stopped)
+        with control.changed:
+            control.changed.wait_for(lambda: self._is_granted or control.is_stopped)
         if not self._is_granted:
             self._send(["cancel", self._credential, self._number])
             raise Yielded
+        control.begun = True
         self.requests += 1
 
     def release(self, headers: Mapping[str, str], status: int) -> None:
@@ -86,15 +86,10 @@ class RemoteBudget:
 
     def grant(self) -> None:
         """Let the request be made."""
-        with self._granted:
+        changed = self.control.changed
+        with changed:
             self._is_granted = True
-            self._granted.notify()
-
-    def stop(self) -> None:
-        """End the wait."""
-        with self._granted:
-            self.control.stop()
-            self._granted.notify()
+            changed.notify()
 
 
 class _Tools:
@@ -146,7 +141,7 @@ class Lane:
         self._clients: dict[int, Client] = {}
         self._idle: dict[int, list[_Tools]] = {}  # by client, the one used last at the end
         self._idle_count = 0
-        self._running: dict[int, RemoteBudget | None] = {}
+        self._running: dict[int, Control] = {}
         self._asking: dict[int, RemoteBudget] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -168,22 +163,19 @@ class Lane:
     def give(self, client: int, job: Job) -> None:
         """Take a job."""
         with self._lock:
-            self._running[job.number] = None
+            self._running[job.number] = Control()
             if len(self._threads) < min(self._slots, len(self._running)):
                 thread = threading.Thread(target=self._work, name="sync job", daemon=True)
                 self._threads.append(thread)
                 thread.start()
         self._jobs.put((client, job))
 
-    def stop(self, number: int) -> None:
-        """Have a job end between two pages."""
+    def stop(self, number: int, *, loses: bool = True) -> None:
+        """Have a job end between two pages, or where it loses nothing."""
         with self._lock:
-            if number not in self._running:
-                return
-            budget = self._running[number]
-            if budget is None:  # it has not begun
-                budget = self._running[number] = RemoteBudget("", self.send, -1)
-        budget.stop()
+            control = self._running.get(number)
+        if control is not None:
+            control.stop(loses=loses)
 
     def grant(self, number: int) -> None:
         """Let a request be made."""
@@ -250,14 +242,10 @@ class Lane:
             problem = Problem(error.code, error.message, error.remedy, error.transient)
             self.send(_fields(Ended(job.number, problem=problem)))
             return
-        budget = tools.budget
-        budget.control, budget.first = Control(), job.kind in FIRST
         with self._lock:
-            was_stopped = self._running.get(job.number) is not None
-            self._running[job.number] = budget
-        if was_stopped:
-            budget.stop()
-        run(job, tools, budget.control, lambda report: self.send(_fields(report)))
+            control = self._running[job.number]
+        tools.budget.control, tools.budget.first = control, job.kind in FIRST
+        run(job, tools, control, lambda report: self.send(_fields(report)))
         self._put_back(client, tools)
 
     def _take(self, client: int) -> _Tools:

@@ -6,7 +6,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.syncs.entry import Entry
+from penstock.syncs.connectors.contract import Kind
+from penstock.syncs.entry import FIRST, Entry
+from penstock.syncs.progress import Run
+
+Place = Literal["first", "later"]
+
+
+def place_of(run: Run) -> Place:
+    """Return where the jobs of a run wait."""
+    return "first" if run.kind in FIRST else "later"
 
 
 @dataclass(slots=True)
@@ -23,9 +32,26 @@ class Queue:
         """Whether anything waits."""
         return bool(self.first or self.later)
 
-    def of(self, which: Literal["first", "later"]) -> deque[Entry]:
+    def add(self, entry: Entry, run: Run) -> None:
+        """Have an entry wait for a job of a run.
+
+        One whose job was cut is the first: a batch waits for the jobs that it has when it is due.
+        """
+        entry.queued = place_of(run)
+        queue = self.of(entry.queued)
+        (queue.appendleft if entry.was_cut else queue.append)(entry)
+
+    def of(self, which: Place) -> deque[Entry]:
         """Return one of both."""
         return self.first if which == "first" else self.later
+
+    def count(self, kind: Kind, by: int) -> int:
+        """Count what runs; return by how much backfills and sweeps have changed."""
+        if kind in FIRST:
+            self.firsts += by
+            return 0
+        self.laters += by
+        return by
 
     @property
     def is_idle(self) -> bool:

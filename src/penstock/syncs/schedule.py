@@ -10,12 +10,13 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
-from penstock.syncs.entry import FIRST, Entry, Flight
+from penstock.syncs.entry import FIRST, Entry
+from penstock.syncs.flight import Flight
 from penstock.syncs.jobs import Ended, Job, PageDone, Planned, Report
-from penstock.syncs.progress import Progress
-from penstock.syncs.queue import Queue
+from penstock.syncs.progress import Progress, Run
+from penstock.syncs.queue import Queue, place_of
 from penstock.syncs.sync import Key, Sync
 
 _SPARED: Final = 4
@@ -47,6 +48,7 @@ class Scheduler:
         self._flights: dict[int, tuple[Entry, Flight]] = {}
         self._laters = 0
         self._yields: list[tuple[int, int]] = []
+        self._stops: list[tuple[int, int]] = []
         self._dirty: dict[Key, Entry] = {}
         self._paused = False
 
@@ -78,7 +80,7 @@ class Scheduler:
         for key in [key for key in self._entries if key not in wanted]:
             self._leaving[key] = gone = self._entries.pop(key)
             gone.removed = True
-            self._make_room(gone)
+            self._end_jobs(gone, stops=True)
         for key, sync in wanted.items():
             entry: Entry | None = self._entries.get(key)
             left = self._leaving.pop(key, None)
@@ -147,13 +149,14 @@ class Scheduler:
         for number, (entry, flight) in list(self._flights.items()):
             if flight.lane == lane:
                 self._land(number)
+                entry.was_cut = not flight.has_moved
                 self._look(entry, now)
 
     def pause(self) -> None:
         """Hand nothing out, and end all jobs between two pages."""
         self._paused = True
         for entry, _ in list(self._flights.values()):
-            self._make_room(entry)
+            self._end_jobs(entry, stops=True)
 
     def go(self) -> None:
         """Hand jobs out again."""
@@ -177,9 +180,18 @@ class Scheduler:
         return given
 
     def yields(self) -> list[tuple[int, int]]:
-        """Return, once, which lanes' jobs are to end between two pages."""
+        """Return, once, which lanes' jobs are to end where they can go on."""
         found, self._yields = self._yields, []
         return found
+
+    def stops(self) -> list[tuple[int, int]]:
+        """Return, once, which lanes' jobs are to end between any two pages."""
+        found, self._stops = self._stops, []
+        return found
+
+    def would_lose(self, since: float) -> bool:
+        """Return whether a job has come to no page since then behind which it can go on."""
+        return any(flight.since < since for _, flight in self._flights.values())
 
     def wake_at(self) -> float | None:
         """Return when `hand_out` is due at the latest, if nothing else happens."""
@@ -215,9 +227,9 @@ class Scheduler:
         entry, flight = found
         self._note(entry)
         if isinstance(report, PageDone):
-            entry.page(flight, report)
+            entry.page(flight, report, now)
         elif isinstance(report, Planned):
-            entry.planned(flight, report)
+            entry.planned(flight, report, now)
             self._look(entry, now)  # other lanes may read what it has planned
         elif isinstance(report, Ended):
             self._end(entry, flight, report, now)
@@ -232,6 +244,7 @@ class Scheduler:
             self._check_blocked(entry.key[0], now)
         elif not report.yielded:
             entry.ended(flight, now)
+        entry.was_cut = report.yielded and flight.stops and not flight.has_moved
         self._look(entry, now)
 
     # -- the queues
@@ -243,7 +256,7 @@ class Scheduler:
     def _look(self, entry: Entry, now: float) -> None:
         """Have an entry be considered now, at the next `hand_out`."""
         if entry.removed:
-            self._make_room(entry)
+            self._end_jobs(entry, stops=True)
         else:
             self._push(entry, now)
 
@@ -258,26 +271,24 @@ class Scheduler:
         if entry.progress.backfill is not had_backfill:
             self._note(entry)
         running = entry.running
-        if entry.makes_room(run):
-            self._make_room(entry)
+        if entry.is_unwanted or entry.makes_room(run):
+            self._end_jobs(entry, stops=entry.is_unwanted)
         elif run is not None and (running is None or running is run) and entry.next_slice(run)[0]:
-            self._queue(entry, "first" if run.kind in FIRST else "later")
+            self._queue(entry, run)
         if (at := entry.look_at()) is not None and at > now:
             self._push(entry, at)
 
-    def _queue(self, entry: Entry, which: Literal["first", "later"]) -> None:
-        if entry.queued == which:
+    def _queue(self, entry: Entry, run: Run) -> None:
+        if entry.queued == place_of(run):
             return
         if entry.queued is not None:
             self._queues[entry.queued_in].of(entry.queued).remove(entry)
-        entry.queued, entry.queued_in = which, entry.sync.credential
-        self._queues.setdefault(entry.queued_in, Queue()).of(which).append(entry)
+        entry.queued_in = entry.sync.credential
+        self._queues.setdefault(entry.queued_in, Queue()).add(entry, run)
 
-    def _make_room(self, entry: Entry) -> None:
-        for number, flight in entry.flights.items():
-            if not flight.yields:
-                flight.yields = True
-                self._yields.append((flight.lane, number))
+    def _end_jobs(self, entry: Entry, *, stops: bool) -> None:
+        asked = self._stops if stops else self._yields
+        asked += [(of.lane, number) for number, of in entry.flights.items() if of.end(stops=stops)]
 
     @property
     def _room(self) -> int:
@@ -321,15 +332,11 @@ class Scheduler:
             self._look(entry, now)  # something else is due by now
             return None
         lane = min(self._lanes, key=self._lanes.__getitem__)
-        job = entry.take(self._number, lane, run, slice_)
+        job = entry.take(self._number, lane, run, slice_, now)
         self._flights[self._number] = entry, entry.flights[self._number]
         self._number += 1
         self._lanes[lane] += 1
-        if run.kind in FIRST:
-            queue.firsts += 1
-        else:
-            queue.laters += 1
-            self._laters += 1
+        self._laters += queue.count(run.kind, 1)
         self._look(entry, now)  # it may have more slices
         return lane, job
 
@@ -340,8 +347,4 @@ class Scheduler:
         if flight.lane in self._lanes:
             self._lanes[flight.lane] -= 1
         queue = self._queues.setdefault(flight.credential, Queue())
-        if flight.run.kind in FIRST:
-            queue.firsts -= 1
-        else:
-            queue.laters -= 1
-            self._laters -= 1
+        self._laters += queue.count(flight.run.kind, -1)

@@ -115,14 +115,14 @@ class AirbyteConnector:
 
     def read(self, collection: Collection, slice_: Slice, session: Session) -> Iterator[Page]:
         """Yield what the manifest reads, and at the end the cursor up to which that is all."""
-        resume = slice_.resume or {}
+        resume, known = slice_.resume, slice_.resume or {}
         since: Json = slice_.of.get("since") or {}
         # What changes from now on may be missed by what follows, and is read again.
-        until = resume.get("until") or (session.now - _SECOND).isoformat()
+        until = known.get("until") or (session.now - _SECOND).isoformat()
         order = self._order(
             "read", stream=collection.name, cursor_field=collection.cursor_field,
-            **{"from": since.get("from")}, since=since.get("value"), newest=resume.get("newest"),
-            overlap=collection.overlap.total_seconds(), until=until, done=resume.get("done", []),
+            **{"from": since.get("from")}, since=since.get("value"), newest=known.get("newest"),
+            overlap=collection.overlap.total_seconds(), until=until, done=known.get("done", []),
         )  # fmt: skip
         reads = self._reader(collection)
         talk = Conversation(session, self.access.secrets)
@@ -131,7 +131,8 @@ class AirbyteConnector:
                 if slice_.kind is Kind.SWEEP:
                     talk.refuse_ignored()
                 if said.do != "end":
-                    yield self._page(collection, slice_.kind, said, reads, until)
+                    resume = _resume(resume, said, until)
+                    yield self._page(collection, slice_.kind, said, reads, resume)
                     continue
                 moves = slice_.kind is not Kind.SWEEP and said.cursor is not None
                 yield Page([], cursor={_CURSOR: said.cursor} if moves else None, is_last=True)
@@ -201,7 +202,12 @@ class AirbyteConnector:
         )
 
     def _page(
-        self, collection: Collection, kind: Kind, said: Said, reads: RecordReader, until: str
+        self,
+        collection: Collection,
+        kind: Kind,
+        said: Said,
+        reads: RecordReader,
+        resume: Json | None,
     ) -> Page:
         records: list[Record] = []
         unreadable: list[Unreadable] = []
@@ -215,9 +221,6 @@ class AirbyteConnector:
             elif found is not None:
                 records.append(_at(found, at))
         self._refuse(collection, kind, said, unreadable)
-        resume: Json = {"until": until, "done": said.done[:_MOST_DONE]}
-        if said.newest is not None:
-            resume["newest"] = said.newest
         return Page(records, unreadable, resume)
 
     def _refuse(
@@ -240,6 +243,15 @@ class AirbyteConnector:
                 " polls would miss changes.",
                 remedy="Correct cursor_field in the manifest.",
             )
+
+
+def _resume(before: Json | None, said: Said, until: str) -> Json | None:
+    """Return from where a read goes on: it is another place only once one more part is complete."""
+    done = said.done[:_MOST_DONE]
+    if len(done) <= len((before or {}).get("done", ())):
+        return before
+    resume: Json = {"until": until, "done": done}
+    return resume if said.newest is None else {**resume, "newest": said.newest}
 
 
 def _at(record: Record, text: str | None) -> Record:

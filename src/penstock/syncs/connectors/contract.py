@@ -103,7 +103,8 @@ class Page:
     Attributes:
         records: The objects; in a sweep only their ids count.
         unreadable: What could not be read.
-        resume: From where the slice goes on behind this page; None: from its beginning.
+        resume: From where the slice goes on behind this page; None: from its beginning. Where it is that
+            of the page before, this page is read again.
         cursor: What the collection's cursor becomes once all pages of the slice up to this one are
             written; None where this page does not move it. Its members replace those of the same
             names, and the others stay: polls and feeds of deletes have members of their own.

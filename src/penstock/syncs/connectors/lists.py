@@ -34,7 +34,10 @@ class _ShiftedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One page: its objects, and from where the next is read; None: it is the last."""
+    """One page: its objects, and from where the next is read; None: it is the last.
+
+    It is empty where the next can only be read behind this one.
+    """
 
     objects: Sequence[msgspec.Raw]
     resume: Json | None

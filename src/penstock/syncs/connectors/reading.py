@@ -96,7 +96,7 @@ class Reading:
         self._refuse(answer, unreadable, values)
         stops = answer.resume is None or self._is_behind(values)
         resume: Json | None = None
-        if not stops and self._until is not None:
+        if not stops and answer.resume and self._until is not None:
             resume = {
                 "list": answer.resume,
                 "newest": self._newest,
