@@ -35,7 +35,7 @@ from penstock.syncs.sync import Limit, Sync
 
 ID = "902261b0-6b22-48a0-8d6b-2fdb16cf8402"
 KEY = (ID, "crm:contacts")
-SECONDS = 30.0
+SECONDS = 120.0
 PAGES = 2
 """So many pages an object takes: each page of two begins with an object of the one before."""
 
