@@ -36,6 +36,7 @@ from penstock.syncs.sync import Limit, Sync
 ID = "902261b0-6b22-48a0-8d6b-2fdb16cf8402"
 KEY = (ID, "crm:contacts")
 SECONDS = 120.0
+LIMIT = Limit(1000, 1.0, 2)
 PAGES = 2
 """So many pages an object takes: each page of two begins with an object of the one before."""
 
@@ -243,12 +244,12 @@ class Rig:
         self.batch = 0
         self.threads: list[threading.Thread] = []
 
-    def configure(self, token: str = "old", **settings: Any) -> None:
+    def configure(self, token: str = "old", limit: Limit = LIMIT, **settings: Any) -> None:
         settings = {"frequency": 0.1, "sweep_interval": 1e6} | settings
         sync = Sync(ID, "customers", "crm", "key", token, ("crm:contacts",), **settings)
         error = SyncError("credential", "no key")
         client = Client("key", "crm", self.provider, {"token": token}, error)
-        self.loop.configure(Setup((sync,), {ID: client}, {"key": Limit(1000, 1.0, 2)}))
+        self.loop.configure(Setup((sync,), {ID: client}, {"key": limit}))
 
     def open(self, count: int = 2) -> None:
         self.batch += 1
@@ -363,6 +364,20 @@ def test_a_batch_lasts_until_a_read_that_goes_on_nowhere_has_ended(
     assert len(rig.table.records) == 11
     rig.until(lambda: backfilled(rig))
     assert crm.kinds["backfill"] == 7, "it was read once"
+
+
+def test_a_batch_does_not_last_for_a_budget(rig: Rig, crm: Crm) -> None:
+    """A job that waits for it behind a page loses nothing where the batch ends."""
+    crm.contacts = {n: n for n in range(1, 101)}
+    rig.configure(limit=Limit(3, 3600.0, 2))
+    rig.open(1)
+    rig.until(lambda: rig.loop.budgets["key"][0] == 3 and rig.table.writes >= 3)
+    rig.loop._seconds = 0.0
+    rig.loop._server.wake()
+    rig.until(lambda: not rig.threads[0].is_alive())
+    progress = rig.progress()
+    assert progress is not None
+    assert progress.backfill is not None
 
 
 def test_a_sweep_that_goes_on_nowhere_ends_although_polls_are_due(

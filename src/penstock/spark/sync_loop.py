@@ -310,8 +310,8 @@ class SyncLoop:
         """End the batch once it has lasted, or the run drains, and no lane has a job.
 
         What a lane reads is lost with it, back to the last page behind which it can go on. So the batch
-        lasts until each job that it had when it was due has come to such a page, or to its end; those
-        that begin meanwhile are not waited for.
+        lasts until each job that it had when it was due has come to such a page, or to its end: at once
+        where it is there and waits for its budget. Those that begin meanwhile are not waited for.
         """
         if self._opened is None:
             self.drained = self.draining
@@ -321,7 +321,10 @@ class SyncLoop:
             if not self.draining:
                 if now - since < self._seconds:
                     return
-                self._due = min(self._due, now)
+                if self._due == math.inf:
+                    self._due = now
+                    self._scheduler.make_room()
+                    self._hand_out(now)
                 if self._scheduler.would_lose(self._due):
                     return
             self._ending = now + _END_SECONDS

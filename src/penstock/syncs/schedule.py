@@ -158,6 +158,11 @@ class Scheduler:
         for entry, _ in list(self._flights.values()):
             self._end_jobs(entry, stops=True)
 
+    def make_room(self) -> None:
+        """End all jobs where they can go on; those that are handed out from now on go on."""
+        for entry, _ in list(self._flights.values()):
+            self._end_jobs(entry, stops=False)
+
     def go(self) -> None:
         """Hand jobs out again."""
         self._paused = False
