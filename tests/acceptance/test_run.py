@@ -233,7 +233,11 @@ def body(message: Msg) -> dict[str, Any]:
 
 
 def test_it_reports_that_it_is_ready(shop: Shop) -> None:
-    ready = [event for event in shop.pipeline.events() if event["event"] == "ready"]
+    def ready_events() -> list[dict[str, Any]]:
+        return [event for event in shop.pipeline.events() if event["event"] == "ready"]
+
+    shop.wait_for(lambda: bool(ready_events()), "logged, which follows the first good answer")
+    ready = ready_events()
     assert len(ready) == 1
     assert ready[0]["listen"] == shop.pipeline.listen
     assert ready[0]["sources"] == ["shop", "stock"]
