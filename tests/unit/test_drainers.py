@@ -135,6 +135,7 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     store = Store()
     for name in ("attention", "behind", "take", "drained", "join"):
         monkeypatch.setattr(backlog, name, getattr(store, name))
+    monkeypatch.setattr(backlog, "pause_of", lambda *_: None)
     monkeypatch.setattr(backlog, "drop", lambda *_: None)
     monkeypatch.setattr(backlog, "size", lambda _, __, sink: (store.waiting.get(sink, 0), 0))
     monkeypatch.setattr(drainer_module, "lock_writers", lambda *_: None)
