@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
-from tests.waits import await_true
+from tests.waits import await_end
 
 from penstock.core.blocks import Block, Opening, unpack
 from penstock.core.errors import CaptureError
@@ -66,6 +66,34 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
         loop.close()
 
 
+def test_no_lane_comes_before_its_batch_is_open() -> None:
+    """It would be refused, as of another batch, and its rounds would wait for the next one."""
+    loop = RoundLoop(
+        host="127.0.0.1", max_rows=10, in_step=False, seconds=60,
+        on_settled=lambda _: None, on_failed_reads=lambda *_: None, on_drained=lambda: None,
+    )  # fmt: skip
+    taken, gate, open_ = threading.Event(), threading.Event(), loop._open
+
+    def held(batch: int) -> None:
+        taken.set()
+        assert gate.wait(PATIENCE)
+        open_(batch)
+
+    loop._open = held  # type: ignore[method-assign]
+    loop.start()
+    opening = threading.Thread(target=loop.open, args=(1,), daemon=True)
+    try:
+        opening.start()
+        assert taken.wait(PATIENCE)
+        opening.join(0.2)
+        assert opening.is_alive()
+        gate.set()
+        await_end(opening)
+        assert loop._opened is not None
+    finally:
+        loop.close()
+
+
 def test_a_batch_lasts_from_its_first_lane_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Spark has few slots its tasks wait for them, as long as a batch of others lasts."""
     asked = threading.Event()
@@ -86,7 +114,6 @@ def test_a_batch_lasts_from_its_first_lane_on(monkeypatch: pytest.MonkeyPatch) -
     try:
         loop.attach(cast("Any", capture))
         loop.open(1)
-        await_true(lambda: loop._opened is not None, PATIENCE, what="the batch is open")
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2000)
         monkeypatch.setattr(round_loop, "time", later)
         reader = threading.Thread(target=list, args=(read(Lane(loop.address, 1, 0), 7),))

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from tests.loopback_api import Answer, LoopbackApi
 from tests.loopback_api import Asked as Request
+from tests.waits import await_end
 
 from penstock.config.providers import PythonProvider, RestProvider
 from penstock.core.errors import SparkError
@@ -303,6 +304,27 @@ def backfilled(rig: Rig) -> bool:
     return progress is not None and progress.backfilled_at is not None
 
 
+def test_no_lane_comes_before_its_batch_is_open(rig: Rig, crm: Crm) -> None:
+    """It would be refused, as of another batch, and the batch would have none."""
+    crm.contacts = {1: 1}
+    rig.configure()
+    held, gate = threading.Event(), threading.Event()
+
+    def hold(_: float) -> None:
+        held.set()
+        assert gate.wait(SECONDS)
+
+    rig.loop._call(hold)
+    assert held.wait(SECONDS)
+    opening = threading.Thread(target=rig.open, daemon=True)
+    opening.start()
+    opening.join(0.2)
+    assert not rig.threads
+    gate.set()
+    await_end(opening)
+    rig.until(lambda: backfilled(rig))
+
+
 def test_an_api_is_copied_and_followed(rig: Rig, crm: Crm) -> None:
     crm.contacts = {n: n for n in range(1, 8)}
     rig.configure()
@@ -435,7 +457,6 @@ def test_a_batch_lasts_from_its_first_lane_on(
     crm.contacts = {n: n for n in range(1, 101)}
     rig.configure()
     rig.open(0)
-    rig.until(lambda: rig.loop._opened is not None)
     later = SimpleNamespace(time=lambda: time.time() + 2000, time_ns=time.time_ns)
     monkeypatch.setattr(sync_loop, "time", later)
     rig.join(1)

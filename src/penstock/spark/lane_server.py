@@ -24,6 +24,16 @@ from penstock.core.monitor import authenticate
 from penstock.spark.lanes import AGAIN, END, LENGTH, READ_SIZE, socket_of
 
 _HANDSHAKE_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 0.5
+
+
+def await_open(opened: threading.Event, thread: threading.Thread) -> None:
+    """Wait until the polling thread has opened a batch, or has ended.
+
+    A task that comes before is refused, as of another batch: so none may be planned before.
+    """
+    while thread.is_alive() and not opened.wait(_LOOK_SECONDS):
+        pass
 
 
 @dataclass(slots=True)

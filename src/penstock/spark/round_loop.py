@@ -22,7 +22,7 @@ from penstock.core.message import Position
 from penstock.postgres.capture import Capture
 from penstock.postgres.chunk import Chunk
 from penstock.postgres.reads import Reads
-from penstock.spark.lane_server import Event, Joined, LaneServer, Lost
+from penstock.spark.lane_server import Event, Joined, LaneServer, Lost, await_open
 from penstock.spark.lanes import LAST, MORE
 from penstock.spark.rounds import Part, Rounds
 from penstock.spark.settled import Settled, Settlement
@@ -105,7 +105,7 @@ class RoundLoop:
         """Whether there is nothing more to hand out, for ever."""
         self.failure: CaptureError | None = None
         """What ended the capture, or the loop."""
-        self._requests: list[int] = []
+        self._requests: list[tuple[int, threading.Event]] = []
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
     @property
@@ -129,9 +129,11 @@ class RoundLoop:
         self._server.wake()
 
     def open(self, batch: int) -> None:
-        """Begin a batch; its lanes come by themselves."""
-        self._requests.append(batch)
+        """Begin a batch; its lanes come by themselves, once this returns."""
+        opened = threading.Event()
+        self._requests.append((batch, opened))
         self._server.wake()
+        await_open(opened, self._thread)
 
     def drain(self) -> None:
         """Hand nothing more out, and end the batch when all that was is done."""
@@ -175,7 +177,9 @@ class RoundLoop:
                 for event in self._server.poll(self._pause()):
                     self._handle(event)
                 while self._requests:
-                    self._open(self._requests.pop(0))
+                    batch, opened = self._requests.pop(0)
+                    self._open(batch)
+                    opened.set()
         except Exception as error:
             log.exception("rounds failed")
             self.failure = CaptureError(

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from penstock.core.errors import CaptureError
-from penstock.spark.lane_server import Event, Joined, LaneServer, Lost
+from penstock.spark.lane_server import Event, Joined, LaneServer, Lost, await_open
 from penstock.spark.sync_lanes import CLIENT, GRANT, JOB, OPEN, STOP, YIELD
 from penstock.syncs.budget import Answer, Budget
 from penstock.syncs.controls import Asked
@@ -114,8 +114,15 @@ class SyncLoop:
         self._call(lambda now: self._configure(setup, known, now))
 
     def open(self, batch: int) -> None:
-        """Begin a batch; its lanes come by themselves."""
-        self._call(lambda _: self._open(batch))
+        """Begin a batch; its lanes come by themselves, once this returns."""
+        opened = threading.Event()
+
+        def open_(_: float) -> None:
+            self._open(batch)
+            opened.set()
+
+        self._call(open_)
+        await_open(opened, self._thread)
 
     def renew(self) -> None:
         """End the batch as soon as no job loses what it has read: the next one has more lanes."""
