@@ -101,7 +101,7 @@ class Syncs:
             fault = chance.choice(_FAULTS) if chance.random() < _SHARE else None
             with self._served.lock:
                 self._api.turns.append(Turn((change,), fault))
-                if len(self._api.turns) > 10:  # nobody asks: it changes nonetheless
+                if len(self._api.turns) > 10:  # no request comes: it changes nonetheless
                     for turn in self._api.turns:
                         for late in turn.changes:
                             self._api.change(late)

@@ -213,7 +213,8 @@ def test_only_a_run_that_can_not_go_on_fails_healthz() -> None:
 
 
 def test_a_consumer_that_waits_says_what_to_do() -> None:
-    mail = SinkFacts("mail", "paused", None, REFUSED, NOW - 50, 12, stream="orders")
+    paused = Failure("paused", "It is paused.")
+    mail = SinkFacts("mail", "paused", None, paused, NOW - 50, 12, stream="orders")
     part = sink_part(mail)
     assert (part.subject, part.level) == ("consumer orders/mail", Level.DEGRADED)
     assert part.problems[0].cause == "It is paused. 12 messages wait in its stream."

@@ -37,7 +37,7 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-# A constraint of Field's would be told beside each wrong name, as if there were none.
+# Beside an error of a name, a constraint of Field's reports a second one: that there are too few.
 def _counted(names: tuple[str, ...]) -> tuple[str, ...]:
     if not 1 <= len(names) <= _MAX_NAMES:
         raise ValueError(f"{len(names)} names: expected 1 to {_MAX_NAMES}")

@@ -73,10 +73,11 @@ def subject_of(name: str, stream: str | None) -> str:
 def sink_part(sink: SinkFacts) -> Part:
     """Return how a sink is. One alone never fails a source: the others go on."""
     subject = subject_of(sink.name, sink.stream)
-    by_someone = sink.reason is not None and sink.reason.code == _PAUSED
-    if sink.failure is None and sink.state == _PAUSED and (by_someone or sink.stream is not None):
-        return _paused(subject, sink, sink.reason if by_someone else None)
-    if sink.failure is None and sink.state == "behind" and sink.stream is not None:
+    reason, fails = sink.reason, sink.failure is not None
+    # A sink that only starts is in the state paused, too, for another reason.
+    if reason is not None and reason.code == _PAUSED and sink.state == _PAUSED and not fails:
+        return _paused(subject, sink, reason)
+    if sink.stream is not None and sink.state == "behind" and not fails:
         cause = f"It is behind. {sink.backlog} messages wait in its stream."
         behind = Failure("behind", cause, "It catches up by itself.", sink.since)
         return Part.failing(subject, Level.DEGRADED, behind)
@@ -99,12 +100,10 @@ def sink_part(sink: SinkFacts) -> Part:
     return Part.of(subject, [problem])
 
 
-def _paused(subject: str, sink: SinkFacts, by: Failure | None) -> Part:
-    """Return how one is that someone has paused."""
+def _paused(subject: str, sink: SinkFacts, reason: Failure) -> Part:
+    """Return how a sink or consumer is that someone has paused."""
     kind, where = ("sink", "the store") if sink.stream is None else ("consumer", "its stream")
-    cause = (
-        f"{'It is paused.' if by is None else by.cause} {sink.backlog} messages wait in {where}."
-    )
+    cause = f"{reason.cause} {sink.backlog} messages wait in {where}."
     remedy = f"Let it go on: penstock {kind} resume {sink.name}"
     return Part.failing(subject, Level.DEGRADED, Failure(_PAUSED, cause, remedy, sink.since))
 
@@ -152,7 +151,7 @@ def sources_parts(sources: Sequence[SourceFacts], store: Failure | None, now: fl
 
 def _held_up(source: SourceFacts, now: float) -> Failure | None:
     """Return why none of a source's sinks takes messages, None where one does, or did a moment ago."""
-    # A sink that is paused without a failure is disabled, or only starts: it is not to take any.
+    # A sink that is paused without a failure is so on purpose, or only starts: it is not to take any.
     live = [sink for sink in source.sinks if sink.state != _PAUSED or sink.failure is not None]
     failures = [sink.failure for sink in live if sink.failure is not None]
     if not live or len(failures) < len(live):

@@ -38,9 +38,7 @@ _READY_TIMEOUT = 240.0
 _QUIET = 15.0  # seconds without a delivery after which what is outstanding counts as lost
 _STOP_PATIENCE = 30.0
 _REFRESH = 0.25
-_LATE = (
-    3.0  # seconds that the API's customers change at least, when the shop has written if need be
-)
+_LATE = 3.0  # seconds that the API's customers change at least
 _LOG_TAIL = 2000
 
 JETSTREAM = "JetStream"
@@ -281,7 +279,7 @@ class _Demo:
             while (left := deadline - time.monotonic()) > 0:
                 if self._stop.wait(min(_REFRESH, left)):
                     break
-                if left > _LATE:  # else they would have no time to: `_finish_late` gives them some
+                if left > _LATE:  # else they change behind the shop's writing
                     self._change_customers()
                 self._update("writing")
                 self._check_pipeline()

@@ -59,7 +59,7 @@ class _Consumer(EntityBody):
 
 
 class _Sink(EntityBody):
-    paused: str | None = Field(description="Who has paused it; null where nobody has.")
+    paused: str | None = Field(description="Who has paused it; null where it is not paused.")
 
 
 class _Target(EntityBody):

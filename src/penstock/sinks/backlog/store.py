@@ -135,7 +135,7 @@ def behind(connection: Connection, source_id: int, sink: str) -> Behind | None:
 
 
 def pause_of(connection: Connection, source_id: int, sink: str) -> SinkError | None:
-    """Return that someone has paused a sink, None where nobody has."""
+    """Return who has paused a sink, as the reason why it is behind; None: it is not paused."""
     row = connection.execute(_SQL["paused"], [source_id, sink]).fetchone()
     return None if row is None else SinkError(PAUSED, f"{row[0]} paused it.")
 
