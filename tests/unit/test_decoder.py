@@ -173,5 +173,11 @@ def test_columns_to_group_by_that_are_not_there_yet() -> None:
     ids=str,
 )
 def test_messages_out_of_place(events: tuple[Event, ...]) -> None:
+    fed = Fed()
+
+    def messages() -> None:
+        fed.feed(*events)
+        fed.found()
+
     with pytest.raises(ProtocolError):
-        Fed().feed(*events)
+        messages()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 from xxhash import xxh3_64_intdigest
 
-from penstock.backfill.read.kernels import kernel
 from penstock.core.group_hash import GroupKey, group_hash
 from penstock.core.message import Position
 from penstock.postgres.changed_row import changed_row
 from penstock.postgres.chunk import ChunkBuilder
+from penstock.postgres.kernels import kernel
 from penstock.postgres.pgoutput import Column, Delete, Insert, Relation
 from penstock.postgres.table import Shape, Table, Transaction, WireRow
 from penstock.postgres.types import Types

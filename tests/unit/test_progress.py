@@ -38,7 +38,7 @@ class Server:
             # What a keepalive says inside a transaction is not to be believed.
             self.progress.received(lsn + 4)
         else:
-            self.progress.commit(self.read, lsn + 4)
+            self.progress.commit(*self.read, lsn + 4)
             self.at = index + 1, 0
 
     def reconnect(self) -> None:
@@ -91,12 +91,12 @@ def test_the_time_of_what_is_confirmed() -> None:
     progress = Progress(Position(0, -1))
     for lsn, time in ((10, 500), (20, 400), (30, 900)):
         progress.begin(lsn)
-        progress.commit(Position(lsn, 0), lsn + 4, time)
+        progress.commit(lsn, 0, lsn + 4, time)
     assert progress.flush_time == 0
     progress.confirm(Position(20, 0))
     assert (progress.flush_lsn, progress.flush_time) == (24, 500)
     progress.confirm(Position(30, 0))
     assert (progress.flush_lsn, progress.flush_time) == (34, 900)
     progress.begin(40)  # a transaction without messages of ours
-    progress.commit(Position(30, 0), 44, 950)
+    progress.commit(30, 0, 44, 950)
     assert (progress.flush_lsn, progress.flush_time) == (44, 950)

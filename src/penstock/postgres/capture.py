@@ -24,6 +24,7 @@ from penstock.postgres.chunk_queue import MAX_UNREAD, ChunkQueue
 from penstock.postgres.confirmations import Confirmations
 from penstock.postgres.decoder import Decoder
 from penstock.postgres.fair_lock import FairLock
+from penstock.postgres.pgoutput import ProtocolError
 from penstock.postgres.reads import Reads
 
 __all__ = ["MAX_UNREAD", "Capture", "CaptureOptions", "CaptureStats", "Opened", "ReadsEvent"]
@@ -123,14 +124,16 @@ class Capture:
         And whether there may be more of them. They are handed out once: their messages are not kept
         here. Raises the capture's `CaptureError` if it has ended.
         """
-        with self._lock.entered():
-            self._raise_if_ended()
-            self._decoder.seal()
-            altered = self._decoder.altered
-            end = self._queue.fitting(after, max_rows, None if altered is None else altered[0])
-            more = altered is not None or self._decoder.read > end
-            taken = self._take(after, end)
-            self._queue.empty(after, end)
+        with self._making_messages():
+            with self._lock.entered():
+                self._raise_if_ended()
+                self._decoder.seal()
+                altered = self._decoder.altered
+                end = self._queue.fitting(after, max_rows, None if altered is None else altered[0])
+                more = altered is not None or self._decoder.read > end
+                taken = self._take(after, end)
+                self._queue.empty(after, end)
+            _make_messages(taken)
             return end, taken, more
 
     def has_read(self, until_lsn: int) -> bool:
@@ -162,16 +165,19 @@ class Capture:
 
         Raises the capture's `CaptureError` if it ended before.
         """
-        with self._lock.entered():
-            self._queue.need(end)
-            self._lock.notify()
-            while self._decoder.read < end and self._progress.received_lsn <= end.lsn:
-                self._raise_if_ended()
-                if self._loop.closing:
-                    return []
-                self._lock.pause(1.0)
-            self._decoder.seal()
-            return self._take(start, end)
+        with self._making_messages():
+            with self._lock.entered():
+                self._queue.need(end)
+                self._lock.notify()
+                while self._decoder.read < end and self._progress.received_lsn <= end.lsn:
+                    self._raise_if_ended()
+                    if self._loop.closing:
+                        return []
+                    self._lock.pause(1.0)
+                self._decoder.seal()
+                taken = self._take(start, end)
+            _make_messages(taken)
+            return taken
 
     def _take(self, start: Position, end: Position) -> list[Chunk]:
         taken = self._queue.between(start, end)
@@ -181,6 +187,14 @@ class Capture:
         if self._queue.hand_out(end):
             self._lock.notify()
         return taken
+
+    @contextlib.contextmanager
+    def _making_messages(self) -> Iterator[None]:
+        """End the capture where the server has sent a row that is none of its table."""
+        try:
+            yield
+        except ProtocolError as error:
+            raise self._loop.fail(error) from None
 
     def waiting(self) -> tuple[int, float | None]:
         """Return how many messages are captured and not confirmed, and the oldest one's age.
@@ -229,3 +243,9 @@ class Capture:
         self._thread.join(timeout=15)
         if not self._thread.is_alive():  # else it is stuck in a connection attempt, and a daemon
             self._loop.close()
+
+
+def _make_messages(chunks: list[Chunk]) -> None:
+    """Make what is to be made of chunks' rows; without the lock, so that the capture reads on."""
+    for chunk in chunks:
+        chunk.pieces  # noqa: B018

@@ -92,6 +92,7 @@ class CaptureLoop:
         )
         self._relation: Relation | None = None
         self._system = ""
+        self._failure: ProtocolError | None = None
         self.closing = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -102,6 +103,15 @@ class CaptureLoop:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"\0")
         self._lock.notify()
+
+    def fail(self, error: ProtocolError) -> CaptureError:
+        """Have the thread end with an error that another one met; return it as it is reported."""
+        with self._lock.held():
+            self._failure = error
+            self.wake()
+        known = _known_error(error)
+        self._set_state("error", known)
+        return known
 
     def close(self) -> None:
         """Close what the thread used, which has ended."""
@@ -165,7 +175,7 @@ class CaptureLoop:
         self._system = stream.system_identifier
         with self._lock.held():
             tag = source_tag(self._system, stream.database, options.slot)
-            decoder.connected(stream.database, tag)
+            decoder.connected(stream.database, tag, utf8=stream.utf8)
             if known is None:
                 self._progress.received(stream.confirmed_lsn)
         self._relation = None
@@ -179,6 +189,8 @@ class CaptureLoop:
         while True:
             self._lock.give_way()
             with self._lock.held():
+                if self._failure is not None:
+                    raise self._failure
                 full = self._is_full()
                 idle = False if full else self._round(stream, ahead)
                 closing, polls = self.closing, confirmations.polls
@@ -227,9 +239,10 @@ class CaptureLoop:
                 if data is None:
                     return True
             if type(data) is bytes:
-                self._relation = handle(data)
+                relation = handle(data)
                 size += len(data)
-                if self._relation is not None or size > _ROUND_BYTES:
+                if relation is not None or size > _ROUND_BYTES:
+                    self._relation = relation
                     return False
             else:
                 assert isinstance(data, Keepalive)  # noqa: S101

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.message import NO_PART, WIRE_SCHEMA, Position, is_behind
+from penstock.postgres.raw_rows import RawRows
 from penstock.postgres.reads import Reads
 from penstock.postgres.table import WireRow
 
@@ -45,12 +47,65 @@ class Piece(NamedTuple):
         return Piece(frozenset(each), kept, each)
 
 
+class Rows:
+    """The rows of a chunk; their messages are made when they are first asked for.
+
+    That takes milliseconds of the thread that hands the chunk out. The capture's own reads meanwhile.
+    """
+
+    __slots__ = ("_pieces", "_raw", "_splits", "_wire")
+
+    def __init__(self, wire: list[WireRow], raw: list[RawRows], splits: int) -> None:
+        self._wire = wire
+        self._raw = raw
+        self._splits = splits
+        self._pieces: tuple[Piece, ...] | None = None
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the messages; raises `ProtocolError` where a row is none of its table."""
+        if self._pieces is None:
+            self._pieces = tuple(self._made())
+            self._wire, self._raw = [], []
+        return self._pieces
+
+    def _made(self) -> Iterator[Piece]:
+        messages, each = self._messages()
+        present = sorted(set(each))
+        if len(present) == 1:
+            yield Piece(frozenset(present), messages)
+        elif len(each) < _APART_ROWS:
+            yield Piece(frozenset(present), messages, each)
+        else:
+            for n in present:
+                places = [i for i, split in enumerate(each) if split == n]
+                yield Piece(frozenset([n]), messages.take(pa.array(places, pa.int64())))
+
+    def _messages(self) -> tuple[pa.RecordBatch, list[int]]:
+        """Return the messages in commit order, and each one's split."""
+        wire, found = list(self._wire), []
+        for raw in self._raw:
+            made, others = raw.encode()
+            found += [(each.messages, each.splits.to_pylist()) for each in made]
+            wire += others
+        if self._raw:
+            wire.sort(key=itemgetter(7, 8))  # their positions
+        if wire:
+            found.append((_batch(wire), [row[-1] for row in wire]))
+        batches, hashes = zip(*found, strict=True)
+        each = [hash_ % self._splits for some in hashes for hash_ in some]
+        if len(batches) == 1:
+            return batches[0], each
+        whole = pa.concat_batches(batches)
+        order = _order(whole)
+        return whole.take(order), [each[i] for i in order.to_pylist()]
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """All messages in `(start, end]`.
 
     Attributes:
-        pieces: The messages.
+        messages: The messages, or the rows to make them of.
         links: Pairs of splits that share a group and must be delivered as one.
         barrier: Whether it is delivered apart from the chunks before and after it.
         reads: The rows that a backfill has read; their messages are made when it is handed out.
@@ -61,11 +116,16 @@ class Chunk:
     end: Position
     rows: int
     bytes: int
-    pieces: tuple[Piece, ...]
+    messages: tuple[Piece, ...] | Rows
     links: frozenset[tuple[int, int]]
     barrier: bool
     reads: Reads | None = None
     captured_at: float = 0.0
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The messages; raises `ProtocolError` where a row is none of its table."""
+        return self.messages.pieces() if isinstance(self.messages, Rows) else self.messages
 
     @property
     def splits(self) -> frozenset[int]:
@@ -102,19 +162,21 @@ class Chunk:
 
 
 class ChunkBuilder:
-    """Collects wire rows; `take` makes a chunk of them."""
+    """Collects the rows of changes; `take` makes a chunk of them."""
 
     def __init__(self, start: Position, splits: int) -> None:
         self.start = start
         self.bytes = 0
         self._count = splits
         self._rows: list[WireRow] = []
+        self._raw: list[RawRows] = []
+        self._waiting = 0
         self._links: set[tuple[int, int]] = set()
 
     @property
     def rows(self) -> int:
         """How many rows it has."""
-        return len(self._rows)
+        return len(self._rows) + self._waiting
 
     def add(self, row: WireRow, size: int) -> None:
         """Append a row; `size` is its bytes in the WAL, an estimate of its memory."""
@@ -124,6 +186,13 @@ class ChunkBuilder:
             self._links.add((left, split % self._count))
         self.bytes += size
 
+    def add_raw(self, rows: RawRows, size: int) -> None:
+        """Note that a row waits in `rows`; `size` is its bytes in the WAL."""
+        if len(rows.data) == 1:
+            self._raw.append(rows)
+        self._waiting += 1
+        self.bytes += size
+
     def reads(self, start: Position, reads: Reads, rows: int) -> Chunk:
         """Return the chunk of a backfill's reads; the builder, which is empty, continues at its end."""
         self.start = reads.end
@@ -131,22 +200,13 @@ class ChunkBuilder:
 
     def take(self, end: Position, *, barrier: bool = False) -> Chunk:
         """Return the chunk of all rows added, which ends at `end`; the builder continues there."""
+        rows = Rows(self._rows, [raw.take() for raw in self._raw], self._count)
         chunk = Chunk(
-            self.start, end, self.rows, self.bytes, self._pieces(), frozenset(self._links), barrier
-        )
+            self.start, end, self.rows, self.bytes, rows if self.rows else (),
+            frozenset(self._links), barrier,
+        )  # fmt: skip
         self.__init__(end, self._count)  # type: ignore[misc]
         return chunk
-
-    def _pieces(self) -> tuple[Piece, ...]:
-        rows, count = self._rows, self._count
-        each = [row[-1] % count for row in rows]
-        present = frozenset(each)
-        if len(present) > 1 and len(rows) < _APART_ROWS:
-            return (Piece(present, _batch(rows), each),)
-        return tuple(
-            Piece(frozenset([n]), _batch([r for r, s in zip(rows, each, strict=True) if s == n]))
-            for n in sorted(present)
-        )
 
 
 def _batch(rows: Sequence[WireRow]) -> pa.RecordBatch:
@@ -191,7 +251,10 @@ def partition(chunks: Iterable[Chunk], at_most: int) -> list[pa.RecordBatch]:
 
 
 def _ordered(batch: pa.RecordBatch) -> pa.RecordBatch:
-    order = pc.sort_indices(
+    return batch.take(_order(batch))
+
+
+def _order(batch: pa.RecordBatch) -> pa.UInt64Array:
+    return pc.sort_indices(
         batch, sort_keys=[("commit_lsn", "ascending"), ("commit_idx", "ascending")]
     )
-    return batch.take(order)

@@ -103,8 +103,8 @@ class ChunkQueue:
         for i, chunk in enumerate(self._chunks):
             if chunk.start >= end:
                 break
-            if chunk.end > start and chunk.end <= end and chunk.pieces:
-                self._chunks[i] = replace(chunk, pieces=())
+            if chunk.end > start and chunk.end <= end and chunk.messages:
+                self._chunks[i] = replace(chunk, messages=())
 
     def confirm(self, position: Position) -> list[Reads]:
         """Drop what is durable up to `position`; return the backfill's chunks among it."""

@@ -7,15 +7,25 @@ it back, and `learn` takes the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from struct import Struct
+from typing import Final
 
 import structlog
 
 from penstock.core.message import Position, format_lsn
 from penstock.postgres import pgoutput
 from penstock.postgres.chunk import Chunk, ChunkBuilder
-from penstock.postgres.pgoutput import Delete, Insert, ProtocolError, Relation, Update
+from penstock.postgres.pgoutput import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    ProtocolError,
+    Relation,
+    Update,
+)
 from penstock.postgres.progress import Progress
+from penstock.postgres.raw_rows import RawRows, raw_rows
 from penstock.postgres.table import Shape, Table, Transaction
 from penstock.postgres.values import Converter
 from penstock.postgres.watermarks import Recent, Watch
@@ -26,9 +36,9 @@ _MOVED: Final = 10_000  # rows with a new key that are remembered under their ol
 _ALL: Final = 1 << 62
 PREFIX: Final = "penstock"
 """Of the logical messages that are ours."""
-_ENCODE: Final[dict[type, Callable[..., Any]]] = {
-    Insert: Table.insert, Update: Table.update, Delete: Table.delete,
-}  # fmt: skip
+_CHANGES: Final = (b"I", b"U")
+"""Of a new row: an N behind the relation's OID says that no old one comes first."""
+_OID: Final = Struct(">I").unpack_from
 
 Includes = Callable[[str, str], bool]
 IsAltered = Callable[[int, tuple[str, str], list[tuple[str, int, int]]], bool]
@@ -76,11 +86,13 @@ class Decoder:
         self._builder = ChunkBuilder(start, splits)
         self._database = self._tag = ""
         self._tag_bytes = b""
+        self._utf8 = False
         self._tables: dict[int, Table | None] = {}
+        self._raw: dict[int, RawRows] = {}
         self._before: dict[int, Table] = {}
         self._moved: dict[int, int] = {}
+        self._begun: Begin | None = None
         self._transaction: Transaction | None = None
-        self._begun = pgoutput.Begin(0, 0, 0)
         self._lsn, self._idx = start  # of the newest message read
         self._next_idx = 0
         self._skip_idx = -1
@@ -95,12 +107,12 @@ class Decoder:
     @property
     def lsn(self) -> int:
         """The commit LSN of the transaction under way, 0 between two."""
-        return 0 if self._transaction is None else self._transaction.lsn
+        return 0 if self._begun is None else self._begun.final_lsn
 
     @property
     def xid(self) -> int | None:
         """The id of the transaction under way, None between two."""
-        return None if self._transaction is None else self._begun.xid
+        return None if self._begun is None else self._begun.xid
 
     @property
     def source(self) -> tuple[str, str]:
@@ -117,12 +129,17 @@ class Decoder:
         """The messages that are not in a chunk yet."""
         return self._builder.rows
 
-    def connected(self, database: str, tag: str) -> None:
-        """Start anew on a new connection, which sends every relation again."""
+    def connected(self, database: str, tag: str, *, utf8: bool = True) -> None:
+        """Start anew on a new connection, which sends every relation again.
+
+        `utf8`: text comes in UTF-8 for certain.
+        """
         self.progress.interrupted()
         self._database, self._tag, self._tag_bytes = database, tag, tag.encode()
+        self._utf8 = utf8
         self._tables.clear()
-        self._transaction = None
+        self._raw.clear()
+        self._begun = None
 
     def handle(self, data: bytes) -> Relation | None:
         """Take one message; returns the relation to look up and `learn` before the next one.
@@ -130,21 +147,23 @@ class Decoder:
         Raises:
             ProtocolError: The message can't be one, or not at this place.
         """
+        kind = data[:1]
+        if kind == b"B":
+            self._begin(pgoutput.begin(data))
+            return None
+        if kind == b"C":
+            self._commit(pgoutput.commit(data))
+            return None
+        if kind in _CHANGES and data[5:6] == b"N" and self._wait(data):
+            return None
         event = pgoutput.parse(data)
-        encode = _ENCODE.get(type(event))
-        if encode is not None:
-            self._change(encode, event, len(data))  # type: ignore[arg-type]
-        elif isinstance(event, pgoutput.Begin):
-            self._begin(event)
-        elif isinstance(event, pgoutput.Commit):
-            if self._transaction is None:
-                raise ProtocolError("Commit without Begin")
-            self._transaction = None
-            self.progress.commit(self.read, event.end_lsn, event.timestamp)
+        if isinstance(event, Insert | Update | Delete):
+            self._change(event, len(data))
         elif isinstance(event, pgoutput.Relation):
             if self._includes(event.schema, event.name):
                 return event
             self._tables[event.oid] = None
+            self._raw.pop(event.oid, None)
         elif isinstance(event, pgoutput.Truncate):
             self._truncate(event)
         elif isinstance(event, pgoutput.Message):
@@ -174,6 +193,11 @@ class Decoder:
                 lsn=format_lsn(self.lsn),
             )
         self._tables[relation.oid] = self._before[relation.oid] = table
+        raw = raw_rows(table, utf8=self._utf8)
+        if raw is None:
+            self._raw.pop(relation.oid, None)
+        else:
+            self._raw[relation.oid] = raw
         if self.altered is None and self._next_idx > self._skip_idx:
             columns = [(c.name, c.type_oid, c.type_modifier) for c in relation.columns]
             name = relation.schema, relation.name
@@ -196,12 +220,12 @@ class Decoder:
         self.seal()
         self._barrier = True
 
-    def _begin(self, event: pgoutput.Begin) -> None:
-        if self._transaction is not None:
+    def _begin(self, event: Begin) -> None:
+        if self._begun is not None:
             raise ProtocolError("Begin inside a transaction")
         lsn = event.final_lsn
-        self._transaction = Transaction(lsn, event.timestamp, event.xid, self._tag_bytes)
         self._begun = event
+        self._transaction = None
         self._next_idx = 0
         self.recent.add(event.xid)
         if self.watch is not None:
@@ -210,42 +234,65 @@ class Decoder:
         self._skip_idx = -1 if lsn > self._lsn else self._idx if lsn == self._lsn else _ALL
         self.progress.begin(lsn)
 
+    def _commit(self, event: Commit) -> None:
+        if self._begun is None:
+            raise ProtocolError("Commit without Begin")
+        self._begun = None
+        self.progress.commit(self._lsn, self._idx, event.end_lsn, event.timestamp)
+
+    def _under_way(self, what: str) -> Transaction:
+        """Return what the messages of the transaction under way share."""
+        begun = self._begun
+        if begun is None:
+            raise ProtocolError(f"{what} outside of a transaction")
+        if self._transaction is None:
+            self._transaction = Transaction(*begun, self._tag_bytes)
+        return self._transaction
+
     def _table(self, oid: int) -> Table | None:
         try:
             return self._tables[oid]
         except KeyError:
             raise ProtocolError(f"a change of relation {oid}, which was never described") from None
 
-    def _change(
-        self, encode: Callable[..., Any], event: Insert | Update | Delete, size: int
-    ) -> None:
+    def _wait(self, data: bytes) -> bool:
+        """Keep a change until its chunk is sealed; False where it must be made a message at once."""
+        rows, begun = self._raw.get(_OID(data, 1)[0]), self._begun
+        if rows is None or begun is None or self.watch is not None:
+            return False
         idx = self._next_idx
         self._next_idx = idx + 1
-        try:
-            table = self._tables[event.relation]
-        except KeyError:
-            table = self._table(event.relation)  # raises what is wrong
+        if idx > self._skip_idx:
+            lsn, microseconds, xid = begun
+            rows.data.append(data)
+            rows.indexes.append(idx)
+            rows.lsns.append(lsn)
+            rows.microseconds.append(microseconds)
+            rows.xids.append(xid)
+            self._builder.add_raw(rows, len(data))
+            self._added(lsn, idx)
+        return True
+
+    def _change(self, event: Insert | Update | Delete, size: int) -> None:
+        idx = self._next_idx
+        self._next_idx = idx + 1
+        table = self._table(event.relation)
         if table is None or idx <= self._skip_idx:
             return
-        transaction = self._transaction
-        if transaction is None:
-            raise ProtocolError("a change outside of a transaction")
-        builder = self._builder
-        try:
-            row = encode(table, event, transaction, idx)
-        except ValueError as error:
-            raise ProtocolError(f"a row that does not fit {table.name}: {error}") from error
-        builder.add(row, size)
-        self._lsn, self._idx = transaction.lsn, idx
+        transaction = self._under_way("a change")
+        self._builder.add(table.change(event, transaction, idx), size)
         if self.watch is not None:
-            self.watch.change(table, event, self._begun.xid)
+            self.watch.change(table, event, transaction.xid)
+        self._added(transaction.lsn, idx)
+
+    def _added(self, lsn: int, idx: int) -> None:
+        self._lsn, self._idx = lsn, idx
+        builder = self._builder
         if builder.rows >= CHUNK_ROWS or builder.bytes >= CHUNK_BYTES:
             self.seal()
 
     def _truncate(self, event: pgoutput.Truncate) -> None:
-        transaction = self._transaction
-        if transaction is None:
-            raise ProtocolError("Truncate outside of a transaction")
+        transaction = self._under_way("Truncate")
         for oid in event.relations:
             idx = self._next_idx
             self._next_idx += 1
@@ -253,7 +300,7 @@ class Decoder:
             if table is None or idx <= self._skip_idx:
                 continue
             if self.watch is not None:
-                self.watch.truncate(table, self._begun.xid)
+                self.watch.truncate(table, transaction.xid)
             if not self._truncates:
                 self.truncates_skipped += 1
                 log.warning(
@@ -271,7 +318,7 @@ class Decoder:
     def _message(self, event: pgoutput.Message) -> None:
         if event.prefix != PREFIX or not event.transactional or self.watch is None:
             return
-        if self._transaction is None:
+        if self._begun is None:
             raise ProtocolError("a transactional message outside of a transaction")
         mark = self.watch.watermark(event.content, self._begun, self._moves)
         if mark is None:

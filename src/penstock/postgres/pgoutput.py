@@ -228,13 +228,15 @@ def _delete(data: bytes) -> Delete:
     return Delete(relation, row, None) if kind == _KEY else Delete(relation, None, row)
 
 
-def _begin(data: bytes) -> Begin:
+def begin(data: bytes) -> Begin:
+    """Return what `parse` does, of a Begin message."""
     if len(data) != 21:
         _end(data, 21)
     return _made(Begin, _BEGIN(data, 1))
 
 
-def _commit(data: bytes) -> Commit:
+def commit(data: bytes) -> Commit:
+    """Return what `parse` does, of a Commit message."""
     if len(data) != 26:
         _end(data, 26)
     return _made(Commit, _COMMIT(data, 1))
@@ -289,8 +291,8 @@ _PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
     ord("I"): _insert,
     ord("U"): _update,
     ord("D"): _delete,
-    ord("B"): _begin,
-    ord("C"): _commit,
+    ord("B"): begin,
+    ord("C"): commit,
     ord("O"): _origin,
     ord("R"): _relation,
     ord("Y"): _type,

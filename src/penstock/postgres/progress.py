@@ -28,8 +28,11 @@ class Progress:
         """The server may forget the WAL before this LSN."""
         self.flush_time = 0
         """When the newest transaction before that was committed, 0 where none is known."""
-        # The last message of each transaction, and what may be confirmed when it is durable.
-        self._ends: deque[tuple[Position, int, int]] = deque()
+        # The last message of each transaction, and what may be confirmed when it is durable: a tuple of
+        # numbers alone, which the garbage collector passes by.
+        self._ends: deque[tuple[int, int, int, int]] = deque()
+        self._ended: tuple[int, int] = start
+        """The last of these messages, or what is confirmed if that is more."""
         self._time = 0
         self._open: int | None = None
 
@@ -37,19 +40,18 @@ class Progress:
         """Note that the transaction with this commit LSN starts."""
         self._open = lsn
 
-    def commit(self, read: Position, end_lsn: int, time: int = 0) -> None:
+    def commit(self, lsn: int, idx: int, end_lsn: int, time: int = 0) -> None:
         """Note the transaction's end, and when it was committed.
 
-        `read` is the newest message read, the transaction's own or an earlier.
+        `lsn` and `idx` are the position of the newest message read, the transaction's own or an earlier.
         """
         self._time = max(self._time, time)
-        ends = self._ends
-        own = read[0] == self._open and read > self.confirmed
         # After a reconnect the server sends again what it does not know to be durable.
-        if own and not (ends and ends[-1][0] >= read):
-            ends.append((read, end_lsn, self._time))
+        if lsn == self._open and (lsn, idx) > self._ended:
+            self._ended = lsn, idx
+            self._ends.append((lsn, idx, end_lsn, self._time))
         self._open = None
-        if ends and end_lsn > self.received_lsn:
+        if self._ends and end_lsn > self.received_lsn:
             self.received_lsn = end_lsn
         else:
             self.received(end_lsn)
@@ -69,8 +71,9 @@ class Progress:
         if position <= self.confirmed:
             return
         self.confirmed = position
-        while self._ends and self._ends[0][0] <= position:
-            _, end_lsn, self.flush_time = self._ends.popleft()
+        self._ended = max(self._ended, position)
+        while self._ends and self._ends[0][:2] <= position:
+            _, _, end_lsn, self.flush_time = self._ends.popleft()
             self.flush_lsn = max(self.flush_lsn, end_lsn)
         self._advance()
 

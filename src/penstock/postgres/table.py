@@ -20,7 +20,16 @@ import orjson
 from penstock.core.group_hash import GroupKey
 from penstock.core.message import DELETE, INSERT, TRUNCATE, UPDATE
 from penstock.postgres.groups import RowGroups
-from penstock.postgres.pgoutput import UNCHANGED, Delete, Insert, Relation, Row, Update, Value
+from penstock.postgres.pgoutput import (
+    UNCHANGED,
+    Delete,
+    Insert,
+    ProtocolError,
+    Relation,
+    Row,
+    Update,
+    Value,
+)
 
 WireRow = tuple[
     bytes, bytes | None, bytes, bytes, bytes, bytes, bytes, int, int, int, int | None,
@@ -37,20 +46,34 @@ _INSERT, _UPDATE, _DELETE, _TRUNCATE = (a.encode() for a in (INSERT, UPDATE, DEL
 class Transaction:
     """What the messages of one transaction share."""
 
-    __slots__ = ("key", "lsn", "text")
+    __slots__ = ("lsn", "microseconds", "tag", "xid")
 
     def __init__(self, lsn: int, microseconds: int, xid: int, tag: bytes) -> None:
-        seconds, fraction = divmod(microseconds, 1_000_000)
         self.lsn = lsn
-        self.key = key = b"%b-%d-" % (tag, lsn)  # the start of its messages' idempotency keys
-        self.text = (
+        self.microseconds = microseconds
+        """When it was committed, since 2000-01-01 UTC."""
+        self.xid = xid
+        self.tag = tag
+
+    @property
+    def key(self) -> bytes:
+        """The start of its messages' idempotency keys."""
+        return b"%b-%d-" % (self.tag, self.lsn)
+
+    @property
+    def text(self) -> bytes:
+        """What its messages' metadata share, up to the start of the idempotency key."""
+        seconds, fraction = divmod(self.microseconds, 1_000_000)
+        return (
             b'"commit_timestamp":"%b.%06dZ","commit_lsn":%d,"transaction_id":%d,'
-            b'"idempotency_key":"%b' % (_second(seconds), fraction, lsn, xid, key)
+            b'"idempotency_key":"%b'
+            % (second_text(seconds), fraction, self.lsn, self.xid, self.key)
         )
 
 
 @lru_cache(maxsize=4)
-def _second(since_epoch: int) -> bytes:
+def second_text(since_epoch: int) -> bytes:
+    """Return a second since 2000-01-01 UTC in ISO 8601's form, without a zone."""
     # Formatting a time costs as much as a row's values do; transactions share their seconds.
     at = (_EPOCH + timedelta(seconds=since_epoch)).replace(tzinfo=None)
     return at.isoformat(timespec="seconds").encode()
@@ -112,12 +135,13 @@ class Table:
         self.columns = tuple(c.name for c in relation.columns)
         self._schema = relation.schema.encode()
         self._name = relation.name.encode()
-        self._labels = [orjson.dumps(name) for name in self.columns]
+        self.labels = [orjson.dumps(name) for name in self.columns]
+        """The columns' names, in JSON."""
         self.unavailable = b",".join(map(orjson.dumps, shape.absent))
         """The names, in JSON, of the columns that every message of a row lacks."""
-        self._converters = [converter(c.type_oid) for c in relation.columns]
+        self.converters = [converter(c.type_oid) for c in relation.columns]
         self._template = (
-            b"{" + b",".join(b.replace(b"%", b"%%") + b":%b" for b in self._labels) + b"}"
+            b"{" + b",".join(b.replace(b"%", b"%%") + b":%b" for b in self.labels) + b"}"
         )
         self.groups = groups = RowGroups(
             relation, primary_key=shape.primary_key, identity=shape.identity,
@@ -130,12 +154,14 @@ class Table:
         # that no other row can have taken the key within the transaction.
         leaves_key = groups.own.positions == tuple(self._key) and not shape.deferrable
         self._leaves = frozenset(self._key if leaves_key else ())
-        self._where = b'{"table_schema":%b,"table_name":%b,"database":%b,' % (
+        self.where = b'{"table_schema":%b,"table_name":%b,"database":%b,' % (
             orjson.dumps(relation.schema),
             orjson.dumps(relation.name),
             orjson.dumps(database),
         )
-        self._tag = tag.encode()
+        """The start of `metadata`."""
+        self.key_prefix = tag.encode() + b"-"
+        """What all idempotency keys begin with."""
         self._transaction: Transaction | None = None
         self._shared = b""
         self._key_prefix = b""
@@ -143,6 +169,19 @@ class Table:
     def same_grouping(self, other: Table) -> bool:
         """Return whether the hashes of both shapes keep the order of their messages together."""
         return self.groups.ordering() == other.groups.ordering()
+
+    def change(
+        self, event: Insert | Update | Delete, transaction: Transaction, idx: int
+    ) -> WireRow:
+        """Return a change's wire row; raises `ProtocolError` where its row does not fit."""
+        try:
+            if isinstance(event, Insert):
+                return self.insert(event, transaction, idx)
+            if isinstance(event, Update):
+                return self.update(event, transaction, idx)
+            return self.delete(event, transaction, idx)
+        except ValueError as error:
+            raise ProtocolError(f"a row that does not fit {self.name}: {error}") from error
 
     def insert(self, event: Insert, transaction: Transaction, idx: int) -> WireRow:
         """Return an insert's wire row.
@@ -154,7 +193,7 @@ class Table:
         try:
             values: list[bytes] = [
                 b"null" if v is None else v if c is None else c(v)  # type: ignore[arg-type,misc]
-                for v, c in zip(row, self._converters, strict=True)
+                for v, c in zip(row, self.converters, strict=True)
             ]
             record = self._template % tuple(values)
         except (AttributeError, TypeError):
@@ -235,7 +274,7 @@ class Table:
 
     def constants(self, transaction: Transaction) -> tuple[bytes, bytes]:
         """Return the start of a transaction's metadata, and that of its idempotency keys."""
-        return self._where + transaction.text, transaction.key
+        return self.where + transaction.text, transaction.key
 
     def own_hash(self, row: Row) -> int:
         """Return the hash of a row's own key."""
@@ -255,7 +294,7 @@ class Table:
         return [i for i, v in enumerate(event.old or event.key or ()) if v is not None]
 
     def _json(self, position: int, value: Value) -> bytes:
-        convert = self._converters[position]
+        convert = self.converters[position]
         if value is None or value is UNCHANGED:
             return b"null"
         return value if convert is None else convert(value)  # type: ignore[arg-type,return-value]
@@ -264,14 +303,14 @@ class Table:
         """Return each value's JSON; `null` for an UNCHANGED one, which `_object` leaves out."""
         return [
             b"null" if v is None or v is UNCHANGED else v if c is None else c(v)  # type: ignore[arg-type,misc]
-            for v, c in zip(row, self._converters, strict=True)
+            for v, c in zip(row, self.converters, strict=True)
         ]
 
     def _object(
         self, row: Row, values: Sequence[bytes], positions: Sequence[int]
     ) -> tuple[bytes, bytes]:
         """Return the JSON object of `positions`, and the names of the values that it lacks."""
-        labels = self._labels
+        labels = self.labels
         fields = [labels[i] + b":" + values[i] for i in positions if row[i] is not UNCHANGED]
         missing = [labels[i] for i in positions if row[i] is UNCHANGED]
         return b"{" + b",".join(fields) + b"}", b",".join(missing)

@@ -79,6 +79,11 @@ def _built_in() -> dict[int, Converter | None]:
 _BUILT_IN_CONVERTERS: Final = _built_in()
 
 
+def is_built_in(oid: int) -> bool:
+    """Return whether a type's converter depends on nothing but the value."""
+    return oid in _BUILT_IN_CONVERTERS
+
+
 class Types:
     """The types of one database, and their converters by OID.
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from penstock.backfill.read.kernels import Values, as_text, join, kernel
 from penstock.backfill.source_table import table_of
 from penstock.core.errors import BackfillError
-from penstock.core.message import NO_PART, OLD_KEY, READ, WIRE_SCHEMA
+from penstock.core.message import READ
+from penstock.postgres.columns import ColumnEncoder, Part, Stamp, digits
+from penstock.postgres.kernels import Values, as_text, join
 from penstock.postgres.reads import RANGE_BITS, Reads
 from penstock.postgres.table import Table, Transaction
-from penstock.postgres.types import Types
 
 # As in all other messages, a transaction's id is the 32 bits that the WAL has of it.
 _XID_MASK: Final = pa.scalar((1 << 32) - 1, pa.int64())
@@ -37,11 +36,8 @@ def messages_of(reads: Reads) -> tuple[pa.RecordBatch, list[int]]:
 class _Encoder:
     def __init__(self, reads: Reads) -> None:
         source = reads.source
-        types = Types(source.types)
         self._table = table = table_of(source, dict(reads.moved))
-        self._kernels = [
-            kernel(types.converter(c.type_oid), utf8=source.utf8) for c in source.relation.columns
-        ]
+        self._encoder = ColumnEncoder(table, utf8=source.utf8)
         names = [str(i) for i in range(len(table.columns))]
         self._header = (",".join(names) + "\n").encode()
         self._convert = csv.ConvertOptions(
@@ -49,10 +45,8 @@ class _Encoder:
             strings_can_be_null=True, quoted_strings_can_be_null=False,
         )  # fmt: skip
         self._parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
-        self._labels = [orjson.dumps(name) + b":" for name in table.columns]
         transaction = Transaction(reads.lsn, reads.microseconds, reads.xid, source.tag.encode())
         self._shared, self._key_prefix = table.constants(transaction)
-        self._where = self._shared.removesuffix(transaction.text)
         self._published = _published(table)
         self._touched = pa.Array.from_buffers(
             pa.int64(), len(reads.touched) // 8, [None, pa.py_buffer(reads.touched)]
@@ -67,55 +61,21 @@ class _Encoder:
         if count >> RANGE_BITS:
             raise BackfillError("range", f"A range has {count} rows, more than {1 << RANGE_BITS}.")
         numbers = pa.array(range(first, first + count), pa.int64())
-        idx = numbers.cast(pa.string()).cast(pa.binary())
-        values = [convert(column) for convert, column in zip(self._kernels, columns, strict=True)]
-        record: list[bytes | pa.BinaryArray] = []
-        text = b"{"
-        for label, value in zip(self._labels, values, strict=True):
-            record += (text + label + value.left, value.array)
-            text = value.right + b","
-        keys: list[bytes | pa.BinaryArray] = []
-        between = b',"record_pks":['
-        for place in self._table.groups.key:
-            value = values[place]
-            keys += (between + value.left, value.array)
-            between = value.right + b","
-        hashes = self._table.groups.hashes(values, count)
-        made = {
-            "record": as_text(join(*record, text[:-1] + b"}")),
-            "action": pa.repeat(READ, count),
-            "table_schema": pa.repeat(self._table.schema, count),
-            "table_name": pa.repeat(self._table.name, count),
-            "metadata": as_text(
-                join(
-                    *self._begin_metadata(columns, values, idx),
-                    *keys,
-                    between[:-1] + b'],"unavailable":[%b]}' % self._table.unavailable,
-                )
-            ),
-            "idempotency_key": as_text(join(self._key_prefix, idx)),
-            "commit_lsn": pa.repeat(pa.scalar(self._lsn, pa.int64()), count),
-            "commit_idx": numbers,
-            "group_hash": hashes.group,
-            "old_key": pa.nulls(count, OLD_KEY),
-            "part": pa.repeat(NO_PART, count),
-        }
-        if hashes.tie is not None:
-            made["old_group_hash"] = hashes.tie
-        batch = pa.RecordBatch.from_arrays(
-            [made[f.name] if f.name in made else pa.nulls(count, f.type) for f in WIRE_SCHEMA],
-            schema=WIRE_SCHEMA,
-        )
-        groups = self._table.groups
-        splits = hashes.group if groups.same_split else groups.split.hashes(values, count)
+        idx = digits(numbers)
+        values = self._encoder.values(columns)
+        stamp = Stamp(
+            self._begin_metadata(columns, values, idx), join(self._key_prefix, idx),
+            pa.repeat(pa.scalar(self._lsn, pa.int64()), count), numbers,
+        )  # fmt: skip
+        made = self._encoder.messages(values, stamp, READ)
         if not len(self._touched):
-            return batch, splits
-        kept = pc.invert(pc.is_in(hashes.own, value_set=self._touched))
-        return batch.filter(kept), splits.filter(kept)
+            return made.messages, made.splits
+        kept = pc.invert(pc.is_in(made.own, value_set=self._touched))
+        return made.messages.filter(kept), made.splits.filter(kept)
 
     def _begin_metadata(
         self, columns: Sequence[pa.BinaryArray], values: Sequence[Values], idx: pa.BinaryArray
-    ) -> Iterable[bytes | pa.BinaryArray]:
+    ) -> tuple[Part, ...]:
         """Return the parts of `metadata` before the key's values.
 
         A row of an outbox's table was published once. It has the time and the transaction of that, and
@@ -126,8 +86,8 @@ class _Encoder:
         created, xid = values[self._published[0]], columns[self._published[1]]
         narrow = pc.bit_wise_and(as_text(xid).cast(pa.int64()), _XID_MASK)
         return (
-            self._where + b'"commit_timestamp":' + created.left, created.array,
-            created.right + b',"transaction_id":', narrow.cast(pa.string()).cast(pa.binary()),
+            self._table.where + b'"commit_timestamp":' + created.left, created.array,
+            created.right + b',"transaction_id":', digits(narrow),
             b',"idempotency_key":"' + self._key_prefix, idx, b'"',
         )  # fmt: skip
 

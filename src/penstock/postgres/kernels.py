@@ -56,6 +56,11 @@ def kernel(convert: Converter | None, *, utf8: bool) -> Kernel:
     return column
 
 
+def has_kernel(convert: Converter | None) -> bool:
+    """Return whether columns are converted otherwise than value by value."""
+    return convert is None or convert in _KERNELS
+
+
 def join(*parts: bytes | pa.BinaryArray) -> pa.BinaryArray:
     """Return the parts one after the other, row by row; null where one is."""
     scalars = [pa.scalar(p, pa.binary()) if isinstance(p, bytes) else p for p in parts]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from penstock.backfill.read.kernels import as_text, join, kernel
 from penstock.postgres import values
+from penstock.postgres.kernels import as_text, join, kernel
 from penstock.postgres.values import Converter, array_of
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(str.encode)
