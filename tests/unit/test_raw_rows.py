@@ -11,8 +11,10 @@ from hypothesis.strategies import SearchStrategy
 from tests.unit.test_decoder import Fed
 from tests.unit.test_pgoutput import encode
 
+from penstock.core.errors import CaptureError
 from penstock.core.message import Position
 from penstock.postgres import raw_rows
+from penstock.postgres.capture import Capture, CaptureOptions
 from penstock.postgres.chunk import joined
 from penstock.postgres.pgoutput import (
     UNCHANGED,
@@ -218,3 +220,25 @@ def test_a_row_behind_what_was_read_does_not_wait() -> None:
     fed = Fed(Position(100, 1))
     fed.feed(Begin(100, 0, 1), TABLES[2], *[Insert(3, [b"%d" % n]) for n in range(4)])
     assert [record for _, record in fed.found()] == ['{"v":"2"}', '{"v":"3"}']
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_bytes_that_are_no_row_end_the_capture(taken: bool) -> None:
+    """The thread that hands rows out meets them, and reports them as the capture's own would."""
+    options = CaptureOptions(
+        "postgresql://127.0.0.1:1/d", "slot", "p", 1, lambda *_: True, lambda *_: (None, None)
+    )
+    start = Position(0, -1)
+    capture = Capture(options, start)
+    try:
+        with capture.decoder() as decoder:
+            decoder.connected("d", "tag")
+            decoder.handle(encode(Begin(100, 0, 1)))
+            decoder.handle(encode(TABLES[2]))
+            decoder.learn(TABLES[2], Shape(()), Types().converter)
+            decoder.handle(encode(Insert(3, [b"1", b"2"])))
+        with pytest.raises(CaptureError, match="a row that does not fit no_key") as error:
+            capture.take(start, Position(100, 0)) if taken else capture.hand_out(start, 100)
+        assert error.value.code == "protocol"
+    finally:
+        capture.close()
