@@ -6,7 +6,6 @@ For a value of a form that a kernel does not know, and for types without one, th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -96,11 +95,11 @@ def _plain(array: pa.BinaryArray) -> Values:
     return _between(b'"', array, b'"')
 
 
-_ESCAPED: Final = re.compile(rb'["\\\x00-\x1f]').search
+_ESCAPED: Final = bytes(range(32)) + b'"\\'
 
 
 def _text(array: pa.BinaryArray) -> Values:
-    if _ESCAPED(_bytes(array)):
+    if _has(_ESCAPED, array):
         raise _Unknown
     return _plain(array)
 
@@ -110,11 +109,11 @@ def _boolean(array: pa.BinaryArray) -> Values:
     return _raw(words)
 
 
-_NOT_FINITE: Final = re.compile(rb"[Ny]").search
+_NOT_FINITE: Final = b"Ny"
 
 
 def _floating(array: pa.BinaryArray) -> Values:
-    if _NOT_FINITE(_bytes(array)):  # NaN, Infinity
+    if _has(_NOT_FINITE, array):  # NaN, Infinity
         raise _Unknown
     return _raw(array)
 
@@ -124,15 +123,15 @@ def _binary(array: pa.BinaryArray) -> Values:
 
 
 def _json(array: pa.BinaryArray) -> Values:
-    if _BROKEN(_bytes(array)):
+    if _has(_BROKEN, array):
         array = _translated(array, _ONE_LINE)
     return _raw(array)
 
 
-_BROKEN: Final = re.compile(rb"[\n\r]").search
+_BROKEN: Final = b"\n\r"
 _ONE_LINE: Final = bytes.maketrans(b"\n\r", b"  ")
 _T: Final = bytes.maketrans(b" ", b"T")
-_ODD: Final = re.compile(rb"[Bi]").search
+_ODD: Final = b"Bi"
 _SECONDS: Final = len("2024-10-28 21:37:01")
 _WHOLE: Final = _SECONDS + len(".127470")
 
@@ -154,7 +153,7 @@ def _iso(array: pa.BinaryArray) -> pa.BinaryArray:
     sizes = pc.binary_length(array)
     least, most = pc.min_max(sizes).as_py().values()
     # Infinity, BC, years of five digits.
-    if least < _SECONDS or most > _WHOLE or _ODD(_bytes(array)):
+    if least < _SECONDS or most > _WHOLE or _has(_ODD, array):
         raise _Unknown
     if not pc.all(pc.equal(pc.binary_slice(array, 4, 5), b"-")).as_py():
         raise _Unknown
@@ -164,6 +163,13 @@ def _iso(array: pa.BinaryArray) -> pa.BinaryArray:
     text = as_text(array)
     padded = pc.if_else(pc.equal(sizes, _SECONDS), text, pc.ascii_rpad(text, _WHOLE, "0"))
     return padded.cast(pa.binary())
+
+
+def _has(some: bytes, array: pa.BinaryArray) -> bool:
+    """Return whether a value has one of these bytes."""
+    # A search by a regular expression takes eight times as long.
+    values = _bytes(array).tobytes()
+    return len(values.translate(None, some)) < len(values)
 
 
 def _bytes(array: pa.BinaryArray) -> memoryview:
