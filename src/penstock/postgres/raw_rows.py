@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
 from itertools import compress
 from typing import Final
 
@@ -46,6 +47,9 @@ class RawRows:
     def __init__(self, table: Table, encoder: ColumnEncoder) -> None:
         self.table = table
         self.encoder = encoder
+        self._clear()
+
+    def _clear(self) -> None:
         self.data: list[bytes] = []
         self.indexes: list[int] = []
         self.lsns: list[int] = []
@@ -54,11 +58,8 @@ class RawRows:
 
     def take(self) -> RawRows:
         """Return the rows apart, and have none."""
-        taken = RawRows(self.table, self.encoder)
-        for name in ("data", "indexes", "lsns", "microseconds", "xids"):
-            empty = getattr(taken, name)
-            setattr(taken, name, getattr(self, name))
-            setattr(self, name, empty)
+        taken = copy(self)
+        self._clear()
         return taken
 
     def encode(self) -> tuple[list[Encoded], list[WireRow]]:
@@ -92,7 +93,7 @@ class RawRows:
             if lsn != transaction.lsn:
                 transaction = Transaction(lsn, microseconds, xid, tag)
             event = parse(message)
-            assert isinstance(event, Insert | Update)  # noqa: S101 - see `can_wait`
+            assert isinstance(event, Insert | Update)  # noqa: S101 - no other waits
             made.append(self.table.change(event, transaction, idx))
         return made
 
