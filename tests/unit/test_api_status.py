@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 
 from penstock.api import status
@@ -66,6 +67,51 @@ def test_a_slow_look_holds_up_no_request_that_has_one_before(
         looks.go.set()
         assert (await old)["number"] == looks.count == 2
         await found.close()
+
+    asyncio.run(work())
+
+
+def test_requests_wait_for_a_slow_look_together_not_each_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    long = ("_SHORTEST", 2000), ("_GRACE", 2000), ("_PATIENCE", 1000)
+    for name, value in (("time", clock), *long):
+        monkeypatch.setattr(status, name, value)
+
+    async def work() -> None:
+        looks = Looks()
+        looks.go.set()
+        found = Status(looks.look, always=False)
+        await found.read()
+        clock.now += 2001
+        looks.go.clear()
+        first = asyncio.create_task(found.read())
+        await asyncio.sleep(0)
+        clock.now += 1001
+        async with asyncio.timeout(30):
+            assert (await found.read())["number"] == 1  # the patience began with the look
+        assert not first.done()
+        looks.go.set()
+        assert (await first)["number"] == looks.count == 2
+        await found.close()
+
+    asyncio.run(work())
+
+
+def test_it_is_written_once_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(status, "time", clock)
+
+    async def work() -> None:
+        looks = Looks()
+        looks.go.set()
+        found = Status(looks.look, always=False)
+        first = await found.written()
+        assert orjson.loads(first) == {**EMPTY, "number": 1}
+        assert await found.written() is first
+        clock.now += 16
+        assert orjson.loads(await found.written())["number"] == looks.count == 2
 
     asyncio.run(work())
 

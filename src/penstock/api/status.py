@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import orjson
 import structlog
 
 from penstock.core.health import Failure, Health, Level, Part
@@ -27,7 +28,7 @@ SAMPLES: Final = 720
 _SHARE: Final = 60  # a look takes at most a sixtieth of the time
 _SHORTEST: Final = 1.0
 _PATIENCE: Final = 0.1
-"""Seconds that a request waits for a new look while the last one is not old."""
+"""Seconds for which requests wait for a new look, from its beginning, while the last one is not old."""
 _GRACE: Final = 15.0
 """Seconds after its time for which a look is returned while the next one is under way."""
 _GAUGES: Final = ("lag_messages", "lag_seconds", "waiting_seconds")
@@ -101,6 +102,8 @@ class Status:
         self._until = 0.0
         self._kept = 0.0
         self._looking: asyncio.Task[dict[str, Any]] | None = None
+        self._began = 0.0
+        self._written: tuple[dict[str, Any] | None, bytes] = None, b""
         self.history = History()
 
     async def read(self) -> dict[str, Any]:
@@ -109,10 +112,18 @@ class Status:
         if known is not None and now < self._until:
             return known
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._renew())
+            self._looking, self._began = asyncio.create_task(self._renew()), now
         looking, recent = self._looking, now < self._until + min(self._kept, _GRACE)
-        await asyncio.wait([looking], timeout=_PATIENCE if recent else None)
+        patience = max(self._began + _PATIENCE - now, 0.0) if recent else None
+        await asyncio.wait([looking], timeout=patience)
         return looking.result() if known is None or looking.done() else known
+
+    async def written(self) -> bytes:
+        """Return it as JSON: with thousands of consumers it is megabytes, which are written once."""
+        found = await self.read()
+        if found is not self._written[0]:
+            self._written = found, orjson.dumps(found)
+        return self._written[1]
 
     async def _renew(self) -> dict[str, Any]:
         began, first = time.monotonic(), self._known is None

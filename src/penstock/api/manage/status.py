@@ -61,7 +61,7 @@ def add(api: APIRouter, status: Status) -> None:
 
     @api.get("/v1/status", response_model=_Status, summary="Show how everything is")
     async def show_status() -> Response:
-        return json_answer(await status.read())
+        return Response(await status.written(), media_type="application/json")
 
     @api.get("/v1/status/history", response_model=_History, summary="Show the last hour's figures")
     async def show_history() -> Response:
