@@ -51,6 +51,36 @@ def test_the_list_is_sorted_by_lag(shop: Shop, window: Window) -> None:
     window.check_accessible()
 
 
+def test_pages_have_each_consumer_once(shop: Shop, window: Window) -> None:
+    made = {f"c{number}" for number in range(55)}
+    for name in sorted(made):
+        shop.consumer(name)
+    NatsConsumers(shop.store).register(shop.stream, "copy", {"url": "nats://here:4222"}, "all")
+    window.login(shop.token)
+
+    def names(query: str, pages: int) -> list[str]:
+        page = window.open(f"consumers?{query}")
+        found: list[str] = []
+        for number in range(pages):
+            if number:
+                page.get_by_role("link", name="Next page").click()
+                page.get_by_role("link", name="First page").wait_for()
+            found += page.locator("tbody th").all_inner_texts()
+        assert page.get_by_role("link", name="Next page").count() == 0
+        return found
+
+    every = sorted({*made, "copy", "events"})
+    # Looks at the store are some time apart: the list has what the last one saw.
+    for _ in range(120):
+        if len(shop.client.get("/v1/status").json()["consumers"]) == len(every) - 1:
+            break
+        window.page.wait_for_timeout(500)
+    assert names("sort=name", 2) == every
+    assert names("sort=-name", 2) == every[::-1]
+    assert sorted(names("sort=-lag_messages", 2)) == every
+    assert names("q=c1&sort=-name", 1) == sorted((n for n in made if "c1" in n), reverse=True)
+
+
 def test_what_is_out_and_what_failed(shop: Shop, window: Window) -> None:
     path = shop.consumer("mail", max_deliver=2)
     shop.publish(1, XSS, 3)

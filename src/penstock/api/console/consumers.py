@@ -38,10 +38,13 @@ _COLUMNS: Final = (
 )
 _LOOK: Final = 10
 """How many messages in flight and dead letters stand on a consumer's page."""
-_FIGURES: Final = (
-    "lag_messages", "lag_seconds", "in_flight", "waiting_for_retry", "redeliveries", "failures",
-    "dead_letters", "delivered", "per_second", "retries", "dropped",
+_NONE: Final[Row] = dict.fromkeys(
+    (
+        "lag_messages", "lag_seconds", "in_flight", "waiting_for_retry", "redeliveries", "failures",
+        "dead_letters", "delivered", "per_second", "retries", "dropped", "last_error",
+    )
 )  # fmt: skip
+"""What a consumer of either kind may not have."""
 
 
 @PAGE.get()
@@ -190,34 +193,38 @@ def _place(to: str, at: str) -> Any:
 
 
 def _http(name: str, body: Mapping[str, Any], status: Mapping[str, Any]) -> Row:
-    level = status["parts"].get(f"consumer {body['stream']}/{name}", "ready")
-    row: Row = {**dict.fromkeys(_FIGURES), "last_error": None, **body, "name": name}
-    error = row["last_error"]
     stopped = body["disabled"] is not None
-    return row | {
-        "level": "degraded" if stopped else level,
+    error = body.get("last_error")
+    # One dictionary each: a list makes thousands of them.
+    return {
+        **_NONE, **body, "name": name,
+        "level": "degraded" if stopped else _level(status, body["stream"], name),
         "stopped": stopped,
-        "state": _words(row.get("state")),
+        "state": _words(body.get("state")),
         "error": body["disabled"] or (error and error["reason"]),
-    }
+    }  # fmt: skip
+
+
+def _level(status: Mapping[str, Any], stream: str, name: str) -> str:
+    level: str = status["parts"].get(f"consumer {stream}/{name}", "ready")
+    return level
 
 
 def _nats(body: Mapping[str, Any], status: Mapping[str, Any]) -> Row:
     name = body["name"]
     running = status["nats_consumers"].get(name, {})
-    level = status["parts"].get(f"consumer {body['stream']}/{name}", "ready")
     stopped = body["state"] == "paused"
     why = body["why"]
-    row: Row = {**dict.fromkeys(_FIGURES), **running, "last_error": None, **body}
-    return row | {
+    return {
+        **_NONE, **running, "last_error": None, **body,
         "type": "nats",
-        "level": "degraded" if stopped else level,
+        "level": "degraded" if stopped else _level(status, body["stream"], name),
         "stopped": stopped,
         "state": body["state"],
         "dead_letters": running.get("dead_lettered"),
         "error": running.get("error") or (why and why["reason"]),
         "own": False,
-    }
+    }  # fmt: skip
 
 
 def _words(state: str | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from penstock.api.console.page import Visit
 
 SIZE: Final = 50
+_first: Final = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,13 @@ class Listing:
         self._down = self._sorting.startswith("-")
         by = next((c for c in columns if c.key == self._sorting.lstrip("-")), columns[0])
         self._by = by.key
-        found = [row for row in rows if self._matches(row, search)]
-        known = sorted(
-            (row for row in found if by.of(row) is not None),
-            key=lambda row: (_order(by.of(row)), str(row[key])), reverse=self._down,
-        )  # fmt: skip
-        found = known + [row for row in found if by.of(row) is None]
+        found = self._matching(rows, search) if self.q else rows
+        # By the key first: what sorts them then keeps that order among what is alike. Thousands that
+        # come in the order of their keys, as they do, cost one pass so.
+        keyed = sorted(found, key=lambda row: str(row[key]), reverse=self._down)
+        known = [(_order(value), row) for row in keyed if (value := by.of(row)) is not None]
+        known.sort(key=_first, reverse=self._down)
+        found = [row for _, row in known] + [row for row in found if by.of(row) is None]
         self.found = len(found)
         """How many the search found."""
         cursor = self._query.get("cursor")
@@ -105,9 +108,14 @@ class Listing:
         """Return the members of the query that a search keeps."""
         return {k: v for k, v in self._query.items() if k not in ("q", "cursor", "done")}
 
-    def _matches(self, row: dict[str, Any], search: Sequence[str]) -> bool:
+    def _matching(
+        self, rows: Sequence[dict[str, Any]], search: Sequence[str]
+    ) -> list[dict[str, Any]]:
         wanted = self.q.casefold()
-        return not wanted or any(wanted in str(row.get(key) or "").casefold() for key in search)
+        return [
+            row for row in rows
+            if any(wanted in str(text).casefold() for key in search if (text := row.get(key)))
+        ]  # fmt: skip
 
 
 def _order(value: Any) -> tuple[int, Any]:
