@@ -103,7 +103,7 @@ class Status:
         self._kept = 0.0
         self._looking: asyncio.Task[dict[str, Any]] | None = None
         self._began = 0.0
-        self._written: tuple[dict[str, Any] | None, bytes] = None, b""
+        self._written: bytes | None = None
         self.history = History()
 
     async def read(self) -> dict[str, Any]:
@@ -120,14 +120,15 @@ class Status:
 
     async def written(self) -> bytes:
         """Return it as JSON: with thousands of consumers it is megabytes, which are written once."""
-        found = await self.read()
-        if found is not self._written[0]:
-            self._written = found, orjson.dumps(found)
-        return self._written[1]
+        await self.read()
+        if self._written is None:
+            self._written = orjson.dumps(self._known)
+        return self._written
 
     async def _renew(self) -> dict[str, Any]:
         began, first = time.monotonic(), self._known is None
         found = self._known = await self._look()
+        self._written = None
         self._kept = max(_SHORTEST, _SHARE * (time.monotonic() - began))
         if first:
             self._kept = min(self._kept, _GRACE)
