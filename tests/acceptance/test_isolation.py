@@ -9,6 +9,8 @@ import uuid
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
 
@@ -17,6 +19,7 @@ from ..chaos.outage import Outage, own_servers
 SECONDS = 15
 
 
+@pytest.mark.alone
 def test_a_server_that_is_gone_under_load(
     postgres: EmbeddedPostgres, database: Database, server_dir: Path, tmp_path: Path
 ) -> None:

@@ -413,7 +413,7 @@ def test_rows_that_get_heavy_are_read_again_in_smaller_ranges(
     # Ranges grow, however slow the machine is, and whether changes are live or not.
     monkeypatch.setattr(sizing, "LIVE_MOST", 1000)
     for seconds in ("IDLE_SECONDS", "LIVE_SECONDS"):
-        monkeypatch.setattr(sizing, seconds, 60.0)
+        monkeypatch.setattr(sizing, seconds, 3600.0)
     with backfilling(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, doc text)",

@@ -5,15 +5,20 @@ The database and the role have every output setting wrong; the capture's session
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import psycopg
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.conninfo import make_conninfo
 from tests.integration.capturing import Reader, capturing, prepare
 from tests.integration.test_values import CASES, OPTIONS, Case, has_xml, parsed
 
 from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.postgres import raw_rows
 
 STRANGE = {
     "timezone": "'Asia/Kathmandu'", "datestyle": "'German, DMY'", "intervalstyle": "sql_standard",
@@ -180,3 +185,47 @@ def test_types_made_while_it_runs(database: Database) -> None:
             {"id": 2, "m": ["a", None]},
             {"id": 3, "m": ["b c"]},
         ]
+
+
+COLUMNS = """id int PRIMARY KEY, name text, amount numeric, at timestamptz, day timestamp,
+ doc jsonb, flag bool, ratio float8, bytes bytea, list text[]"""
+ROWS = """SELECT n, CASE n % 7 WHEN 0 THEN NULL WHEN 1 THEN 'a "b" \\ ' || n ELSE 'é' || n END,
+ n / 8.0, timestamptz '2024-10-28 21:37:01+00' + n * interval '0.01 s',
+ timestamp '2024-10-28' + n * interval '1 day', jsonb_build_object('n', n), n % 3 = 0,
+ CASE n % 500 WHEN 0 THEN 'NaN' ELSE n / 3.0 END, decode(lpad(to_hex(n), 8, '0'), 'hex'),
+ ARRAY[n::text, NULL] FROM generate_series({first}, {last}) n"""
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
+def test_many_rows_are_captured_as_few_are(
+    postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """Also in a database that takes any bytes: its server checks them where UTF-8 is asked for."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0".encode()
+        )
+    database = Database(name, postgres.database_url(name))
+    try:
+        prepare(database, f"CREATE TABLE t ({COLUMNS})")
+        url = make_conninfo(database.url, client_encoding="utf8")
+        with psycopg.connect(url, autocommit=True) as session:
+            session.execute(f"INSERT INTO t {ROWS.format(first=256, last=1255)}".encode())
+            for n in range(2000, 2100):
+                session.execute(f"INSERT INTO t {ROWS.format(first=n, last=n)}".encode())
+            session.execute("UPDATE t SET flag = NOT flag WHERE id < 1000")
+            session.execute("DELETE FROM t WHERE id < 300")
+        read = {}
+        for few in (1, 1 << 30):
+            monkeypatch.setattr(raw_rows, "FEW", few)
+            with Reader(url) as reader:
+                read[few] = reader.read()
+        assert len(read[1]) == 1_000 + 100 + 744 + 44
+        assert read[1] == read[1 << 30]
+        if encoding == "SQL_ASCII":
+            database.execute("INSERT INTO t (id, name) VALUES (3000, chr(200))")
+            with Reader(url) as reader:
+                reader.await_state("error", "postgres")
+    finally:
+        database.drop(postgres.url)

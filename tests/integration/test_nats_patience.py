@@ -39,6 +39,7 @@ def sink_of(server: EmbeddedNats | str) -> NatsSink:
     return NatsSink(NatsSinkConfig(url=url), name="orders", source="shop")
 
 
+@pytest.mark.alone
 def test_a_server_that_freezes_gives_back_what_it_has_not_acked(server: EmbeddedNats) -> None:
     rows = batch(range(20_000), groups=[i % 500 for i in range(20_000)])  # five windows
     with JetStream(server.url) as stream:

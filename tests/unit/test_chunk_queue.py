@@ -18,7 +18,7 @@ START = Position(0, -1)
 def chunk(number: int, rows: int = 10, size: int = 100, **fields: Any) -> Chunk:
     """Return the chunk between the positions `number` - 1 and `number`."""
     start = START if number == 1 else Position(number - 1, 0)
-    values = {"messages": (), "links": frozenset(), "barrier": False, **fields}
+    values = {"content": (), "links": frozenset(), "barrier": False, **fields}
     return Chunk(start, Position(number, 0), rows, size, **values)
 
 
@@ -89,7 +89,7 @@ def test_confirmations_are_soon_where_there_is_something_new() -> None:
 def test_what_is_emptied_is_still_counted(queue: ChunkQueue, stats: CaptureStats) -> None:
     piece: Any = object()
     for number in range(1, 5):
-        queue.add(chunk(number, messages=(piece,)))
+        queue.add(chunk(number, content=(piece,)))
     queue.hand_out(Position(3, 0))
     queue.empty(Position(1, 0), Position(3, 0))
     kept = queue.between(START, Position(4, 0))

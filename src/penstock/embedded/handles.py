@@ -202,7 +202,7 @@ class JetStream:
         try:
             pending = 1
             while pending:
-                for message in await reader.fetch(_FETCH, timeout=10):
+                for message in await reader.fetch(_FETCH, timeout=30):
                     pending = message.metadata.num_pending or 0
                     found.append(_msg(message))
         finally:

@@ -133,8 +133,8 @@ class Capture:
                 more = altered is not None or self._decoder.read > end
                 taken = self._take(after, end)
                 self._queue.empty(after, end)
-            _make_messages(taken)
-            return end, taken, more
+            # Without the lock: the capture reads on meanwhile.
+            return end, [chunk.made() for chunk in taken], more
 
     def has_read(self, until_lsn: int) -> bool:
         """Return whether all is handed out that was committed before an LSN."""
@@ -156,6 +156,9 @@ class Capture:
         self.on_read()
 
     def _raise_if_ended(self) -> None:
+        # What was handed out is kept no more: nothing may follow what could not be made a message.
+        if self._loop.failure is not None:
+            raise self._loop.failure
         error = self.stats.error
         if error is not None and not error.transient:
             raise error
@@ -176,8 +179,7 @@ class Capture:
                     self._lock.pause(1.0)
                 self._decoder.seal()
                 taken = self._take(start, end)
-            _make_messages(taken)
-            return taken
+            return [chunk.made() for chunk in taken]
 
     def _take(self, start: Position, end: Position) -> list[Chunk]:
         taken = self._queue.between(start, end)
@@ -243,9 +245,3 @@ class Capture:
         self._thread.join(timeout=15)
         if not self._thread.is_alive():  # else it is stuck in a connection attempt, and a daemon
             self._loop.close()
-
-
-def _make_messages(chunks: list[Chunk]) -> None:
-    """Make what is to be made of chunks' rows; without the lock, so that the capture reads on."""
-    for chunk in chunks:
-        chunk.pieces  # noqa: B018

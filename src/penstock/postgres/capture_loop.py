@@ -92,7 +92,8 @@ class CaptureLoop:
         )
         self._relation: Relation | None = None
         self._system = ""
-        self._failure: ProtocolError | None = None
+        self.failure: CaptureError | None = None
+        """What ends the capture that another thread has met."""
         self.closing = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -107,11 +108,9 @@ class CaptureLoop:
     def fail(self, error: ProtocolError) -> CaptureError:
         """Have the thread end with an error that another one met; return it as it is reported."""
         with self._lock.held():
-            self._failure = error
+            self.failure = failure = _known_error(error)
             self.wake()
-        known = _known_error(error)
-        self._set_state("error", known)
-        return known
+        return failure
 
     def close(self) -> None:
         """Close what the thread used, which has ended."""
@@ -175,7 +174,7 @@ class CaptureLoop:
         self._system = stream.system_identifier
         with self._lock.held():
             tag = source_tag(self._system, stream.database, options.slot)
-            decoder.connected(stream.database, tag, utf8=stream.utf8)
+            decoder.connected(stream.database, tag)
             if known is None:
                 self._progress.received(stream.confirmed_lsn)
         self._relation = None
@@ -189,8 +188,8 @@ class CaptureLoop:
         while True:
             self._lock.give_way()
             with self._lock.held():
-                if self._failure is not None:
-                    raise self._failure
+                if self.failure is not None:
+                    raise self.failure
                 full = self._is_full()
                 idle = False if full else self._round(stream, ahead)
                 closing, polls = self.closing, confirmations.polls

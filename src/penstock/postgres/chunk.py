@@ -105,7 +105,7 @@ class Chunk:
     """All messages in `(start, end]`.
 
     Attributes:
-        messages: The messages, or the rows to make them of.
+        content: The messages, or the rows to make them of.
         links: Pairs of splits that share a group and must be delivered as one.
         barrier: Whether it is delivered apart from the chunks before and after it.
         reads: The rows that a backfill has read; their messages are made when it is handed out.
@@ -116,7 +116,7 @@ class Chunk:
     end: Position
     rows: int
     bytes: int
-    messages: tuple[Piece, ...] | Rows
+    content: tuple[Piece, ...] | Rows
     links: frozenset[tuple[int, int]]
     barrier: bool
     reads: Reads | None = None
@@ -125,12 +125,16 @@ class Chunk:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The messages; raises `ProtocolError` where a row is none of its table."""
-        return self.messages.pieces() if isinstance(self.messages, Rows) else self.messages
+        return self.content.pieces() if isinstance(self.content, Rows) else self.content
 
     @property
     def splits(self) -> frozenset[int]:
         """The splits that have messages."""
         return frozenset().union(*(piece.splits for piece in self.pieces))
+
+    def made(self) -> Chunk:
+        """Return the chunk with its messages made; raises `ProtocolError` as `pieces` does."""
+        return replace(self, content=self.pieces)
 
     def until(self, end: Position) -> Chunk:
         """Return the part of this chunk up to `end`, inclusive."""

@@ -103,8 +103,8 @@ class ChunkQueue:
         for i, chunk in enumerate(self._chunks):
             if chunk.start >= end:
                 break
-            if chunk.end > start and chunk.end <= end and chunk.messages:
-                self._chunks[i] = replace(chunk, messages=())
+            if chunk.end > start and chunk.end <= end and chunk.content:
+                self._chunks[i] = replace(chunk, content=())
 
     def confirm(self, position: Position) -> list[Reads]:
         """Drop what is durable up to `position`; return the backfill's chunks among it."""

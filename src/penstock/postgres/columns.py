@@ -16,7 +16,7 @@ from penstock.core.message import NO_PART, OLD_KEY, WIRE_SCHEMA
 from penstock.postgres.kernels import Values, as_text, join, kernel
 from penstock.postgres.table import Table, Transaction, second_text
 
-Part: TypeAlias = "bytes | pa.BinaryArray"
+Text: TypeAlias = "bytes | pa.BinaryArray"
 """A text that all rows share, or each row's own."""
 
 _MILLION: Final = 1_000_000
@@ -34,7 +34,7 @@ class Stamp(NamedTuple):
         idx: The commit indexes.
     """
 
-    metadata: tuple[Part, ...]
+    metadata: tuple[Text, ...]
     key: pa.BinaryArray
     lsn: pa.Int64Array
     idx: pa.Int64Array
@@ -54,8 +54,6 @@ class ColumnEncoder:
     Args:
         table: The rows' table.
         utf8: Its text is UTF-8 for certain; in a SQL_ASCII database it may not be.
-
-    Budget: 1 µs a row of 8 columns.
     """
 
     def __init__(self, table: Table, *, utf8: bool) -> None:
@@ -75,12 +73,12 @@ class ColumnEncoder:
     ) -> Encoded:
         """Return the messages of rows, given their columns."""
         table, groups, count = self._table, self._table.groups, len(stamp.idx)
-        record: list[Part] = []
+        record: list[Text] = []
         text = b"{"
         for label, value in zip(table.labels, values, strict=True):
             record += (text + label + b":" + value.left, value.array)
             text = value.right + b","
-        keys: list[Part] = []
+        keys: list[Text] = []
         between = b',"record_pks":['
         for place in groups.key:
             value = values[place]
@@ -128,8 +126,8 @@ def stamp(
     idx = pa.array(indexes, pa.int64())
     place = digits(idx)
     if lsns[0] == lsns[-1]:  # they only rise
-        tag = table.key_prefix[:-1]
-        shared, prefix = table.constants(Transaction(lsns[0], microseconds[0], xids[0], tag))
+        of_all = Transaction(lsns[0], microseconds[0], xids[0], table.tag)
+        shared, prefix = table.constants(of_all)
         lsn = pa.repeat(pa.scalar(lsns[0], pa.int64()), len(idx))
         return Stamp((shared, place, b'","commit_idx":', place), join(prefix, place), lsn, idx)
     lsn, xid = pa.array(lsns, pa.int64()), pa.array(xids, pa.int64())
@@ -138,7 +136,7 @@ def stamp(
     fraction = pc.subtract(since_year_one, pc.multiply(seconds, _MILLION))
     found = seconds.dictionary_encode()
     texts = [second_text(s - _YEARS // _MILLION) for s in found.dictionary.to_pylist()]
-    commit, prefix = digits(lsn), table.key_prefix
+    commit, prefix = digits(lsn), table.tag + b"-"
     metadata = (
         table.where + b'"commit_timestamp":"', pa.array(texts, pa.binary()).take(found.indices), b".",
         # The 1 in front keeps its zeros.

@@ -86,7 +86,6 @@ class Decoder:
         self._builder = ChunkBuilder(start, splits)
         self._database = self._tag = ""
         self._tag_bytes = b""
-        self._utf8 = False
         self._tables: dict[int, Table | None] = {}
         self._raw: dict[int, RawRows] = {}
         self._before: dict[int, Table] = {}
@@ -129,14 +128,10 @@ class Decoder:
         """The messages that are not in a chunk yet."""
         return self._builder.rows
 
-    def connected(self, database: str, tag: str, *, utf8: bool = True) -> None:
-        """Start anew on a new connection, which sends every relation again.
-
-        `utf8`: text comes in UTF-8 for certain.
-        """
+    def connected(self, database: str, tag: str) -> None:
+        """Start anew on a new connection, which sends every relation again."""
         self.progress.interrupted()
         self._database, self._tag, self._tag_bytes = database, tag, tag.encode()
-        self._utf8 = utf8
         self._tables.clear()
         self._raw.clear()
         self._begun = None
@@ -193,7 +188,7 @@ class Decoder:
                 lsn=format_lsn(self.lsn),
             )
         self._tables[relation.oid] = self._before[relation.oid] = table
-        raw = raw_rows(table, utf8=self._utf8)
+        raw = raw_rows(table)
         if raw is None:
             self._raw.pop(relation.oid, None)
         else:

@@ -99,7 +99,7 @@ _ESCAPED: Final = bytes(range(32)) + b'"\\'
 
 
 def _text(array: pa.BinaryArray) -> Values:
-    if _has(_ESCAPED, array):
+    if _has_any(_ESCAPED, array):
         raise _Unknown
     return _plain(array)
 
@@ -113,7 +113,7 @@ _NOT_FINITE: Final = b"Ny"
 
 
 def _floating(array: pa.BinaryArray) -> Values:
-    if _has(_NOT_FINITE, array):  # NaN, Infinity
+    if _has_any(_NOT_FINITE, array):  # NaN, Infinity
         raise _Unknown
     return _raw(array)
 
@@ -123,7 +123,7 @@ def _binary(array: pa.BinaryArray) -> Values:
 
 
 def _json(array: pa.BinaryArray) -> Values:
-    if _has(_BROKEN, array):
+    if _has_any(_BROKEN, array):
         array = _translated(array, _ONE_LINE)
     return _raw(array)
 
@@ -153,7 +153,7 @@ def _iso(array: pa.BinaryArray) -> pa.BinaryArray:
     sizes = pc.binary_length(array)
     least, most = pc.min_max(sizes).as_py().values()
     # Infinity, BC, years of five digits.
-    if least < _SECONDS or most > _WHOLE or _has(_ODD, array):
+    if least < _SECONDS or most > _WHOLE or _has_any(_ODD, array):
         raise _Unknown
     if not pc.all(pc.equal(pc.binary_slice(array, 4, 5), b"-")).as_py():
         raise _Unknown
@@ -165,9 +165,9 @@ def _iso(array: pa.BinaryArray) -> pa.BinaryArray:
     return padded.cast(pa.binary())
 
 
-def _has(some: bytes, array: pa.BinaryArray) -> bool:
+def _has_any(some: bytes, array: pa.BinaryArray) -> bool:
     """Return whether a value has one of these bytes."""
-    # A search by a regular expression takes eight times as long.
+    # A search by a regular expression takes three times as long.
     values = _bytes(array).tobytes()
     return len(values.translate(None, some)) < len(values)
 

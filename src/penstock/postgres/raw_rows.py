@@ -70,34 +70,33 @@ class RawRows:
         data, stamps = self.data, [self.indexes, self.lsns, self.microseconds, self.xids]
         if len(data) < FEW:
             return [], self._wire_rows(data, stamps)
-        found = _Found(data, len(self.table.columns))
-        if found.fit:
+        found = _TupleData(data, len(self.table.columns))
+        if found.all_whole:
             return [self._encoded(found, stamps)], []
-        fits = found.fits.to_pylist()
-        others = [not one for one in fits]
+        whole = found.whole.to_pylist()
+        others = [not one for one in whole]
         wires = self._wire_rows(
             list(compress(data, others)), [[*compress(s, others)] for s in stamps]
         )
-        data, stamps = list(compress(data, fits)), [[*compress(s, fits)] for s in stamps]
+        data, stamps = list(compress(data, whole)), [[*compress(s, whole)] for s in stamps]
         if not data:
             return [], wires
-        return [self._encoded(_Found(data, len(self.table.columns)), stamps)], wires
+        return [self._encoded(_TupleData(data, len(self.table.columns)), stamps)], wires
 
     def _wire_rows(
         self, messages: Sequence[bytes], stamps: Sequence[Sequence[int]]
     ) -> list[WireRow]:
         made = []
-        tag = self.table.key_prefix[:-1]
-        transaction = Transaction(0, 0, 0, b"")
+        transaction: Transaction | None = None
         for message, idx, lsn, microseconds, xid in zip(messages, *stamps, strict=True):
-            if lsn != transaction.lsn:
-                transaction = Transaction(lsn, microseconds, xid, tag)
+            if transaction is None or lsn != transaction.lsn:
+                transaction = Transaction(lsn, microseconds, xid, self.table.tag)
             event = parse(message)
             assert isinstance(event, Insert | Update)  # noqa: S101 - no other waits
             made.append(self.table.change(event, transaction, idx))
         return made
 
-    def _encoded(self, found: _Found, stamps: Sequence[Sequence[int]]) -> Encoded:
+    def _encoded(self, found: _TupleData, stamps: Sequence[Sequence[int]]) -> Encoded:
         action: str | pa.StringArray = INSERT
         changes = None
         if not pc.all(found.inserts).as_py():
@@ -107,10 +106,10 @@ class RawRows:
         return self.encoder.messages(values, stamp(self.table, *stamps), action, changes)
 
 
-def raw_rows(table: Table, *, utf8: bool) -> RawRows | None:
+def raw_rows(table: Table) -> RawRows | None:
     """Return where rows of a table wait, None for a table whose rows may not.
 
-    `utf8`: its text is UTF-8 for certain. A composite type's converter asks for the transaction under
+    A composite type's converter asks for the transaction under
     way, and where rows are tied to their first key, a hash depends on the changes before it.
     """
     columns = table.relation.columns
@@ -120,15 +119,16 @@ def raw_rows(table: Table, *, utf8: bool) -> RawRows | None:
     )
     if not columns or not alone or table.groups.tied:
         return None
-    return RawRows(table, ColumnEncoder(table, utf8=utf8))
+    # The session asks for UTF-8, and a server that has other bytes ends the stream.
+    return RawRows(table, ColumnEncoder(table, utf8=True))
 
 
-class _Found:
-    """The places of the values in messages of one table.
+class _TupleData:
+    """The TupleData of messages of one table: where the values stand.
 
     Attributes:
-        fits: Whether a message is whole, and has all of its row's `width` values.
-        fit: Whether all are.
+        whole: Whether a message is whole, and has all of its row's `width` values.
+        all_whole: Whether all are.
         inserts: Whether it is an insert, otherwise an update.
     """
 
@@ -140,7 +140,7 @@ class _Found:
         starts = pc.subtract(ends, sizes)
         self.inserts = pc.equal(self._bytes.take(starts), _INSERT)
         at = pc.add(starts, _TUPLE)
-        self.fits = pc.equal(self._number(at, 2), pa.scalar(width, pa.int64()))
+        self.whole = pc.equal(self._number(at, 2), pa.scalar(width, pa.int64()))
         at = pc.add(at, _TWO)
         self._places: list[tuple[pa.Int64Array, pa.Int64Array, pa.BooleanArray | None]] = []
         for _ in range(width):
@@ -153,11 +153,11 @@ class _Found:
             at = pc.add(start, self._number(pc.add(here, _ONE), 4))
             if not pc.all(is_text).as_py():
                 is_null = pc.equal(kind, _NULL)
-                self.fits = pc.and_(self.fits, pc.or_(is_text, is_null))
+                self.whole = pc.and_(self.whole, pc.or_(is_text, is_null))
                 start, at = pc.if_else(is_text, start, after), pc.if_else(is_text, at, after)
             self._places.append((start, at, is_null))
-        self.fits = pc.and_(self.fits, pc.equal(at, ends))
-        self.fit = pc.all(self.fits).as_py()
+        self.whole = pc.and_(self.whole, pc.equal(at, ends))
+        self.all_whole = pc.all(self.whole).as_py()
 
     def _number(self, at: pa.Int64Array, size: int) -> pa.Int64Array:
         """Return the big-endian integers at these places."""
@@ -168,7 +168,7 @@ class _Found:
         return number
 
     def columns(self) -> list[pa.BinaryArray]:
-        """Return the values of each column; all messages fit."""
+        """Return the values of each column; all messages are whole."""
         evens = pa.array(range(0, 2 * len(self.inserts), 2), pa.int64())
         return [self._column(*places, evens) for places in self._places]
 

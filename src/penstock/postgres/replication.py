@@ -126,7 +126,6 @@ class ReplicationStream:
         self._connection = connection
         try:
             self._pgconn = self._connection.pgconn
-            self._get_copy_data = self._pgconn.get_copy_data
             self._prepare(known)
             self._connection.add_notice_handler(self._notice)
             self._start(0 if known is None else known.flush_lsn)
@@ -143,8 +142,6 @@ class ReplicationStream:
         identity = self._execute(b"IDENTIFY_SYSTEM")
         self.system_identifier = (identity.get_value(0, 0) or b"").decode()
         self.database = (identity.get_value(0, 3) or b"").decode()
-        self.utf8 = self._pgconn.parameter_status(b"server_encoding") != b"SQL_ASCII"
-        """Whether text comes in UTF-8 for certain, as the server knows what to convert from."""
         # A replication connection has the simple protocol alone: the client fills parameters in.
         cursor = psycopg.ClientCursor[tuple[Any, ...]](self._connection)
         cursor.execute(_SQL["settings"])
@@ -209,7 +206,7 @@ class ReplicationStream:
             CaptureError: The server ended the stream, or the connection is lost.
         """
         try:
-            size, data = self._get_copy_data(1)
+            size, data = self._pgconn.get_copy_data(1)
         except psycopg.Error as error:
             raise self._error(error) from None
         if self._unpublished:

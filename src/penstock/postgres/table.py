@@ -160,7 +160,7 @@ class Table:
             orjson.dumps(database),
         )
         """The start of `metadata`."""
-        self.key_prefix = tag.encode() + b"-"
+        self.tag = tag.encode()
         """What all idempotency keys begin with."""
         self._transaction: Transaction | None = None
         self._shared = b""

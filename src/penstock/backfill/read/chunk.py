@@ -17,4 +17,4 @@ def with_messages(chunk: Chunk, splits: int) -> Chunk:
     messages, hashes = messages_of(chunk.reads)
     each = [split % splits for split in hashes]
     pieces = (Piece(frozenset(each), messages, each),) if each else ()
-    return replace(chunk, rows=messages.num_rows, messages=pieces, barrier=False)
+    return replace(chunk, rows=messages.num_rows, content=pieces, barrier=False)

@@ -12,7 +12,7 @@ from pyarrow import csv
 from penstock.backfill.source_table import table_of
 from penstock.core.errors import BackfillError
 from penstock.core.message import READ
-from penstock.postgres.columns import ColumnEncoder, Part, Stamp, digits
+from penstock.postgres.columns import ColumnEncoder, Stamp, Text, digits
 from penstock.postgres.kernels import Values, as_text, join
 from penstock.postgres.reads import RANGE_BITS, Reads
 from penstock.postgres.table import Table, Transaction
@@ -75,7 +75,7 @@ class _Encoder:
 
     def _begin_metadata(
         self, columns: Sequence[pa.BinaryArray], values: Sequence[Values], idx: pa.BinaryArray
-    ) -> tuple[Part, ...]:
+    ) -> tuple[Text, ...]:
         """Return the parts of `metadata` before the key's values.
 
         A row of an outbox's table was published once. It has the time and the transaction of that, and
