@@ -4,7 +4,7 @@ Most changes are inserts, and updates that left the key as it was. Their rows wa
 their chunk is handed out; then Arrow finds the values of one column after the other in all of them
 ("Logical Replication Message Formats" in the PostgreSQL manual: TupleData), and joins them to messages.
 
-Budget: 1.5 µs a row of 8 columns, and 0.9 ms a call. Row by row, by `Table`, a row takes 4 µs.
+Budget: of 4,000 rows of 8 columns each takes a third of what `Table` takes row by row.
 """
 
 from __future__ import annotations
