@@ -103,6 +103,12 @@ class Changes:
             if not expected.removed:
                 expected.got = self._receive_all(name)
 
+    def streamed(self) -> int:
+        """Return where the stream ends that was made beside the file's sink; raises where none tells."""
+        code, body = self._send("GET", f"streams/{_EVENTS}")
+        assert code == 200, body
+        return int(json.loads(body)["head"]["lsn"])
+
     # -- what changes
 
     def _begin(self) -> None:

@@ -139,7 +139,11 @@ class Session:
             for pipeline in world.pipelines:
                 pipeline.wait_ready(_RECOVERY_SECONDS)
             self._say(f"ready after {time.monotonic() - started:.0f} s; seed {self._seed}")
-            self._witness = Witness(self._committed, self._delivered, self._workload.asks(world))
+            changes = world.changes
+            self._witness = Witness(
+                self._committed, self._delivered, lambda: changes.streamed() if changes else 0,
+                self._workload.asks(world),
+            )  # fmt: skip
             self._write_and_break(world)
             self._end(world)
         self._outcome.seconds = time.monotonic() - started

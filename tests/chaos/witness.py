@@ -1,9 +1,9 @@
 """Watches what a pipeline reports of itself, each second, and compares it with what really moved.
 
 The truth is the test's own: how many messages the writers have committed, how many the stream holds,
-and when a fault was under way. Two rules:
+whether other sinks got any meanwhile, and when a fault was under way. Two rules:
 
-* never better: where nothing was delivered for `STILL` seconds though messages waited all the while,
+* never better: where no sink got anything for `STILL` seconds though messages waited all the while,
   `/readyz` is not 200 and `penstock status` does not exit with 0, but for the first `FRESH` seconds
   after they reported otherwise: what was got over has begun to move, and may first repeat messages;
 * never worse: where everything committed was delivered promptly for `CALM` seconds, and no fault was
@@ -36,11 +36,12 @@ _TICK: Final = 1.0
 
 @dataclass(frozen=True)
 class Sample:
-    """What moved until `at`: messages committed and delivered."""
+    """What moved until `at`: messages committed and delivered, and how far other sinks are."""
 
     at: float
     committed: int
     delivered: int
+    elsewhere: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Evidence:
                 yield "reported worse than it was", report
 
     def _still(self, first: float, end: float) -> bool:
-        """Whether messages waited at `first`, and none was delivered until `end`."""
+        """Whether messages waited at `first`, and no sink got any until `end`."""
         span = self._between(first, end)
-        if span is None:
+        if span is None or span[-1].elsewhere != span[0].elsewhere:
             return False
         return span[-1].delivered == span[0].delivered < span[0].committed
 
@@ -122,19 +123,22 @@ Ask = Callable[[], tuple[bool, str]]
 class Witness:
     """Counts and asks, each in a thread of its own, from `start` to `stop`.
 
-    `committed` and `delivered` count messages. `delivered` may raise where its server is away: then
-    nothing was delivered meanwhile. `asks` are the ways to ask, by name.
+    `committed` and `delivered` count messages; `elsewhere` grows as other sinks get some. What can't be
+    counted as its server is away may raise: then nothing was delivered meanwhile. `asks` are the ways to
+    ask, by name.
     """
 
     def __init__(
         self,
         committed: Callable[[], int],
         delivered: Callable[[], int],
+        elsewhere: Callable[[], int],
         asks: Mapping[str, Ask],
     ) -> None:
         self.evidence = Evidence()
         self._committed = committed
         self._delivered = delivered
+        self._elsewhere = elsewhere
         self._stopping = threading.Event()
         looks = {"samples": self._sample} | {
             name: partial(self._report, name, ask) for name, ask in asks.items()
@@ -172,10 +176,13 @@ class Witness:
 
     def _sample(self) -> None:
         committed = self._committed()
-        last = self.evidence.samples[-1].delivered if self.evidence.samples else 0
+        last = self.evidence.samples[-1] if self.evidence.samples else Sample(0.0, 0, 0)
+        delivered, elsewhere = last.delivered, last.elsewhere
         with contextlib.suppress(Exception):  # the server may be gone, stopped or coming up
-            last = max(last, self._delivered())
-        self.evidence.samples.append(Sample(time.monotonic(), committed, last))
+            delivered = max(delivered, self._delivered())
+        with contextlib.suppress(Exception):
+            elsewhere = max(elsewhere, self._elsewhere())
+        self.evidence.samples.append(Sample(time.monotonic(), committed, delivered, elsewhere))
 
     def _report(self, by: str, ask: Ask) -> None:
         asked = time.monotonic()

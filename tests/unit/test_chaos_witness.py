@@ -37,6 +37,12 @@ def test_where_nothing_moves_for_long_good_is_not_true() -> None:
     assert lies(evidence(still=(10, 50)), 40.0, good=False) == []
 
 
+def test_where_another_sink_gets_messages_good_is_true() -> None:
+    found = evidence(still=(10, 50))
+    found.samples = [replace(of, elsewhere=int(of.at)) for of in found.samples]
+    assert lies(found, 40.0, good=True) == []
+
+
 @pytest.mark.parametrize(("bad", "expected"), [(25.0, ["reported better than it was"]), (30.0, [])])
 def test_what_has_just_begun_to_move_may_need_a_while(bad: float, expected: list[str]) -> None:
     found = evidence(still=(10, 50))
