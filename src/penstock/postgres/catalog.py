@@ -57,6 +57,15 @@ class CaptureCatalog:
         found = {oid: row for oid, *row in rows}
         return [_shape(relation, found.get(relation.oid)) for relation in relations]
 
+    def prepare(self, publication: str) -> None:
+        """Ask about the tables of a publication once, so that the server's process knows them.
+
+        What is answered then is not kept: a table may be altered before it is asked about again.
+        """
+        with self._asking() as connection:
+            oids = connection.execute(_SQL["published"], {"publication": publication}).fetchone()
+            connection.execute(_SQL["shapes"], {"oids": oids and oids[0]})
+
     def converter(self, oid: int) -> Converter | None:
         """Return what turns a type's text form into JSON; see `Types.converter`."""
         if unknown := self._types.unknown(oid):

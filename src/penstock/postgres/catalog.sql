@@ -29,6 +29,11 @@ SELECT
 FROM pg_catalog.pg_class AS c
 WHERE c.oid = ANY (%(oids)s::pg_catalog.oid[])
 
+-- name: published
+-- Tables of a publication, so many at most. %(publication)s: its name.
+SELECT ARRAY(
+    SELECT t.relid FROM pg_catalog.pg_get_publication_tables(%(publication)s) AS t LIMIT 1000)
+
 -- name: position
 -- Where the WAL ends now: what is looked up next is at least as new as what stands before it.
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import orjson
@@ -25,6 +26,11 @@ class Grouping(BaseModel):
 
     tables: list[str]
     group_by: list[str] | None = None
+
+    @cached_property
+    def patterns(self) -> list[TablePattern]:
+        """Its tables, parsed once: a stream that begins asks for each of its tables."""
+        return [TablePattern.parse(table) for table in self.tables]
 
 
 class SourceOptions(BaseModel):
@@ -139,9 +145,14 @@ class SourceOptions(BaseModel):
         """The URL to connect to, with what leads there."""
         return SourceUrl.of(self.url, self.bastion_secret)
 
+    @cached_property
+    def patterns(self) -> list[TablePattern]:
+        """Its tables, parsed once."""
+        return [TablePattern.parse(table) for table in self.tables]
+
     def includes(self, schema: str, table: str) -> bool:
         """Return whether a table is captured."""
-        return matches_any([TablePattern.parse(t) for t in self.tables], schema, table)
+        return matches_any(self.patterns, schema, table)
 
     def grouping(self, schema: str, table: str) -> tuple[list[str] | None, list[str] | None]:
         """Return a table's `group_by` and `split_by` (see `penstock.postgres.table.Table`).
@@ -149,11 +160,7 @@ class SourceOptions(BaseModel):
         Sinks that agree share the groups. Where they do not, messages are split by the columns that
         all of them group by, so that every sink's groups stay whole in one split.
         """
-        found = [
-            g.group_by
-            for g in self.groupings
-            if matches_any([TablePattern.parse(t) for t in g.tables], schema, table)
-        ]
+        found = [g.group_by for g in self.groupings if matches_any(g.patterns, schema, table)]
         if not found or all(g == found[0] for g in found):
             return (found[0] if found else None), None
         explicit = [set(g) for g in found if g is not None]

@@ -77,6 +77,7 @@ class SlotWait:
         options, replication = self._options, None
         with contextlib.suppress(CaptureError):  # it is tried again when the slot is free
             self._catalog.slot(options.slot)
+            self._catalog.prepare(options.publication)
             replication = open_replication(options.address, options.slot, options.publication)
         try:
             self.until_go()
