@@ -13,6 +13,7 @@ from tests.waits import await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, ConfigError, StoreError
+from penstock.desired import feed as feed_module
 from penstock.desired.consumers import register
 from penstock.desired.entities import Change
 from penstock.desired.feed import Feed
@@ -179,6 +180,19 @@ def test_a_feed_gives_each_new_configuration(store: Store) -> None:
         assert config is not None
         assert len(config.sinks) == 2
         assert feed.refusals == {}
+
+
+def test_a_notice_is_enough(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "_LOOK_SECONDS", 3600.0)
+    state = DesiredState(store, {})
+    state.write(shop(), by="x", door="api")
+    with Feed(store.url, BASE, {}) as feed:
+        feed.current()
+        assert feed.wait(0) is None
+        state.write([Change("sink", "more", None, STREAM)], by="x", door="api")
+        config = feed.wait(30)
+        assert config is not None
+        assert set(config.sinks) == {"orders", "more"}
 
 
 def test_a_file_is_applied_and_then_nothing_differs(store: Store, tmp_path: Path) -> None:

@@ -87,7 +87,10 @@ def _settings(url: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_lost(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Return whether the server has ended an idle connection, without asking it anything."""
+    """Return whether the server has ended an idle connection, without asking it anything.
+
+    Notifications that have come are read by that: psycopg's `notifies` waits for what comes behind them.
+    """
     if connection.closed:
         return True
     poll = select.poll()

@@ -100,6 +100,9 @@ class Feed:
         """Return the configuration as it is now; raises `StoreError`."""
         before = self._snapshot
         try:
+            # Not in `wait`: the notices that have come would be gone. Here the state is read anyway.
+            if self._listener is not None and is_lost(self._listener):
+                self._unlisten()
             self._listening()
         except psycopg.Error as error:
             raise store_error(error, self._url) from None
@@ -193,8 +196,7 @@ class Feed:
             log.warning("what can't be run is not in the store", error=error.message)
 
     def _listening(self) -> Connection:
-        if self._listener is None or is_lost(self._listener):
-            self._unlisten()
+        if self._listener is None:
             self._listener = connect(self._url)
             self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
             self._process = new_process(self._listener)
