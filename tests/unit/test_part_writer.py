@@ -152,3 +152,22 @@ def test_one_that_concerns_no_sink_is_done_at_once(sinks: Sinks) -> None:
     outcome = worker.write(block("other"), iter(()))
     assert (sinks.got, outcome.total, outcome.counts) == ({}, 0, {})
     worker.close()
+
+
+@pytest.mark.parametrize("behind", [set[str](), {"s1"}])
+def test_a_part_that_looks_takes_no_other_thread_where_no_sink_is_behind(
+    sinks: Sinks, monkeypatch: pytest.MonkeyPatch, behind: set[str]
+) -> None:
+    worker = sinks.worker(has_all=False)
+    looks: list[None] = []
+    monkeypatch.setattr(worker.store, "behind", lambda: looks.append(None) or behind)
+    monkeypatch.setattr(worker.store, "patiently", lambda attempt: 0)
+    part = PART._replace(look=True)
+    outcome = worker.write(
+        Block(part, wire([Change(table=table) for table in ("t1", "t2")])), iter(())
+    )
+    assert outcome.behind is bool(behind)
+    assert worker.sees_behind is bool(behind)
+    assert (looks, sorted(sinks.got)) == ([None], [] if behind else ["s1", "s2"])
+    assert sinks.threads <= {threading.current_thread().name}
+    worker.close()

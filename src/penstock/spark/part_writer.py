@@ -92,12 +92,12 @@ class PartWriter:
         return outcome
 
     def _at_once(self) -> dict[str, Delivery] | None:
-        """Deliver a part from this thread, where the store need not be asked; None where it can't be.
+        """Deliver a part from this thread, where nothing is written to the store; None where it can't be.
 
         That is one for a single sink, and one that is a single block for sinks that share a connection.
         """
         worker = self._worker
-        if self._looks:
+        if worker.streams or worker.sees_behind:
             return None
         names: Set[str] = worker.sink_writers.keys()
         if len(names) > 1:
@@ -106,15 +106,24 @@ class PartWriter:
             if first.last:
                 names = worker.audience(first.messages)
                 of = next((of for of in worker.shared if names and names <= of.names), None)
-                if of is not None and not self._floors and all(map(self._is_for, names)):
+                alike = not self._floors and all(map(self._is_for, names))
+                if of is not None and alike and self._none_is_behind():
                     return of.deliver(first, names)
         if len(names) != 1:
             return None
         (name,) = names
-        if not self._is_for(name):
+        if not self._is_for(name) or not self._none_is_behind():
             return None
         blocks = (block for block, _ in self._blocks())
         return {name: worker.sink_writers[name].deliver(blocks, self._floors.get(name))}
+
+    def _none_is_behind(self) -> bool:
+        """Return whether no sink is behind, asking the store where the part says that one may be."""
+        if not self._part.look:
+            return True
+        worker = self._worker
+        worker.sees_behind = self._outcome.behind = bool(worker.store.behind())
+        return not worker.sees_behind
 
     @property
     def _looks(self) -> bool:
