@@ -31,6 +31,8 @@ _QUERY_SECONDS: Final = 30.0
 _STREAM_SECONDS: Final = 2.0
 """How long it waits for the streams of new sinks to be made."""
 _RETRY_SECONDS: Final = 1.0
+_CATCH_UP_SECONDS: Final = 0.5
+"""How long the earlier run is left alone: what has waited for the slot needs the cores first."""
 
 log = structlog.get_logger("penstock")
 
@@ -67,6 +69,7 @@ class Successor:
 
     def _retire(self, run: Run) -> None:
         """Take the earlier run down, and have the following one do the rest of its work."""
+        time.sleep(_CATCH_UP_SECONDS)
         try:
             run.close()
             self.query.pipeline.forget_others()
