@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -274,6 +275,14 @@ def test_slot_missing(database: Database) -> None:
     with pytest.raises(CaptureError, match="slot s does not exist") as caught:
         CaptureCatalog(database.url).slot("s")
     assert caught.value.code == "slot_missing"
+
+
+def test_a_publication_is_asked_about_before_its_slot_is_read(database: Database) -> None:
+    prepare(database, TABLE)
+    with contextlib.closing(CaptureCatalog(database.url)) as catalog:
+        catalog.prepare("p")
+        with pytest.raises(CaptureError, match="publication"):
+            catalog.prepare("gone")
 
 
 def _dropped(database: Database) -> bool:

@@ -102,7 +102,8 @@ def test_a_command_goes_to_the_capture_of_one_source(run: Run) -> None:
     run.monitor.command("nobody", {"command": "backfill"})
     run.monitor.drain()
     assert got["warehouse"].get(timeout=60) == {"command": "backfill", "run": None}
-    assert [queue.get(timeout=60) for queue in got.values()] == [{"command": "drain"}] * 2
+    drain = {"command": "drain", "leave": False}
+    assert [queue.get(timeout=60) for queue in got.values()] == [drain, drain]
 
 
 def test_no_run() -> None:

@@ -26,8 +26,9 @@ START = Position(10, -1)
 PATIENCE: Final = 30
 
 
-def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
-    """So does a query that waits for its slot; drained, it leaves the slot."""
+@pytest.mark.parametrize("linger", [0.0, 0.1, 3600.0])
+def test_lanes_that_are_there_before_the_capture_get_what_it_has(linger: float) -> None:
+    """So does a query that waits for its slot; drained, it leaves the slot, and its batch ends."""
     events: SimpleQueue[object] = SimpleQueue()
 
     def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
@@ -56,9 +57,14 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has() -> None:
         loop.attach(cast("Any", capture))
         assert events.get(timeout=PATIENCE) == ("asked", Position(20, 0))
         assert loop.done == Position(20, 0)
-        loop.drain()
+        loop.drain(linger)
         while (found := events.get(timeout=PATIENCE)) != "drained":
             assert found == ("asked", Position(20, 0))
+        if linger > PATIENCE:
+            loop.drain(linger)  # asked again and again, until the slot is left
+            reader.join(0.2)
+            assert reader.is_alive()
+            loop.drain()
         reader.join(PATIENCE)
         assert not reader.is_alive()  # its batch has ended
         reports.close()

@@ -59,10 +59,13 @@ class Monitor:
         host, port = self._listener.address
         return f"{host}:{port}:{self._key}"
 
-    def drain(self) -> None:
-        """Command every capture to hand out nothing more and to confirm what was delivered."""
+    def drain(self, *, leave: bool = False) -> None:
+        """Command every capture to hand out nothing more and to confirm what was delivered.
+
+        With `leave` other queries are to have their slots.
+        """
         for connection in list(self._captures):
-            self._send(connection, {"command": "drain"})
+            self._send(connection, {"command": "drain", "leave": leave})
 
     def command(self, source: str, command: Report) -> None:
         """Send a command to a source's capture; there is no answer."""

@@ -31,7 +31,7 @@ def await_captures(
         patience = DRAIN_SECONDS if state.store_error is None else _STORE_DOWN_SECONDS
         if time.monotonic() - started > patience:
             break
-        monitor.drain()
+        monitor.drain(leave=mark == "released")
         if all(getattr(states[name], mark) for name in sources):
             break
         wake.wait(0.1)

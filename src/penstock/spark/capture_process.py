@@ -45,7 +45,7 @@ class CaptureProcess:
         self._backfills: ReaderBackfills | None = None
         self._ends = False
         self._initial: Offset | None = None
-        self._draining = False
+        self._draining = self._leaves = False
         self._stopped = threading.Event()
         self._slot_wait = SlotWait(options, self._reports)
 
@@ -160,7 +160,7 @@ class CaptureProcess:
             self._backfills = ReaderBackfills(capture, self._reports.send)
         batches.attach(capture, self._backfills, until)
         if self._draining:
-            batches.drain()
+            batches.drain(leave=self._leaves)
         self._begin_reports(capture)
 
     def _take_slot(self, batches: LongBatches) -> None:
@@ -242,11 +242,11 @@ class CaptureProcess:
         if command in ("go", "end"):
             self._slot_wait.command(report)
         elif command == "drain":
-            self._draining = True
+            self._draining, self._leaves = True, bool(report["leave"])
             if self._backfills is not None:
                 self._backfills.pause()
             if isinstance(self._batches, LongBatches):
-                self._batches.drain()
+                self._batches.drain(leave=self._leaves)
         elif self._draining:
             return  # no backfill goes on before the end
         elif command == "backfill" and self._backfills is not None:

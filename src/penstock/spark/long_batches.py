@@ -24,6 +24,8 @@ from penstock.spark.round_loop import RoundLoop
 from penstock.spark.settled import Settled
 
 _FLUSH_SECONDS: Final = 5.0
+_LINGER_SECONDS: Final = 0.3
+"""How long the batch goes on once another query has the slot: what has waited needs the cores first."""
 _IDLE_SECONDS: Final = 0.2
 
 Offset = dict[str, Any]
@@ -111,10 +113,13 @@ class LongBatches:
         if not self._options.blocks:
             self._loop.confirm(int(end.get("batch", 0)))
 
-    def drain(self) -> None:
-        """Hand nothing more out; the batch ends when all that was handed out is done."""
+    def drain(self, *, leave: bool = False) -> None:
+        """Hand nothing more out; the batch ends when all that was handed out is done.
+
+        With `leave` another query is to have the slot.
+        """
         self._draining = True
-        self._loop.drain()
+        self._loop.drain(_LINGER_SECONDS if leave else 0.0)
 
     def fail(self, error: CaptureError) -> None:
         """End the query with an error."""
@@ -136,7 +141,7 @@ class LongBatches:
             self._on_waiting()
 
     def _release(self) -> None:
-        """Leave the slot: Spark needs longer to end the batch, and another query may wait for it."""
+        """Leave the slot: the batch ends later, and another query may wait for it."""
         if self._capture is not None:
             self._capture.close()
         self._on_released()

@@ -92,7 +92,7 @@ class PartWriter:
         return outcome
 
     def _at_once(self) -> dict[str, Delivery] | None:
-        """Deliver a part from this thread, where nothing is written to the store; None where it can't be.
+        """Deliver a part from this thread, with nothing written to the store; None where it can't be.
 
         That is one for a single sink, and one that is a single block for sinks that share a connection.
         """

@@ -87,6 +87,7 @@ class RoundLoop:
         self._position = self._rounds.confirmed  # the end of what is handed out
         self._joined: set[int] = set()
         self._drained = False
+        self._linger = self._lingers_until = 0.0
         self._not_before = 0.0
         self._sent: list[Part] = []
         self._opened: tuple[int, float] | None = None  # the batch, and when its first lane came
@@ -135,8 +136,12 @@ class RoundLoop:
         self._server.wake()
         await_open(opened, self._thread)
 
-    def drain(self) -> None:
-        """Hand nothing more out, and end the batch when all that was is done."""
+    def drain(self, linger: float = 0.0) -> None:
+        """Hand nothing more out; when all that was is done, the batch ends, so many seconds later."""
+        if not linger:
+            self._lingers_until = 0.0
+        elif not self.draining:  # else it is asked for again
+            self._linger, self._lingers_until = linger, math.inf
         self.draining = True
         self._server.wake()
 
@@ -261,7 +266,7 @@ class RoundLoop:
         capture = self._capture
         while capture is not None and self._may_hand_out() and time.monotonic() >= self._not_before:
             if self.draining or self._is_over():
-                self._ending = True
+                self._ending = not self._lingers
                 return
             try:
                 self._unread = False
@@ -291,6 +296,10 @@ class RoundLoop:
             log.exception("no messages could be made of a backfill's rows")
             self._on_failed_reads(reads, error)
             return chunk.emptied()
+
+    @property
+    def _lingers(self) -> bool:
+        return self.draining and time.monotonic() < self._lingers_until
 
     def _is_over(self) -> bool:
         assert self._opened is not None  # noqa: S101 - a batch is open
@@ -333,13 +342,16 @@ class RoundLoop:
         stuck = self._capture is None or not self._rounds.has_room
         if not self._ending and self._opened is not None and stuck:
             # Nothing can be handed out, perhaps for long: a sink that hangs, or a lane that starts.
-            ends = self.draining or self.failure is not None
+            ends = (self.draining and not self._lingers) or self.failure is not None
             self._ending = ends or (self._is_over() and self._rounds.is_idle)
         if self._opened is not None and self._ending and self._rounds.is_idle:
             self._end_batch(self._opened[0])
-        if self.draining and not self._drained and self._opened is None and self._rounds.is_idle:
+        over = self._opened is None or self._lingers
+        if self.draining and not self._drained and over and self._rounds.is_idle:
+            self._settle(now=True)
             self._drained = True
             self._on_drained()
+            self._lingers_until = time.monotonic() + self._linger
 
     def _end_batch(self, batch: int) -> None:
         self._settle(now=True)
