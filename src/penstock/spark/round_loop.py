@@ -216,6 +216,8 @@ class RoundLoop:
         now, until = time.monotonic(), _IDLE_SECONDS
         if self._reported:
             until = min(until, self._settlement.due_in(self._rounds.confirmed, now))
+        if self._lingers:
+            until = min(until, self._lingers_until - now)
         # A wake for nothing costs as much as a report. So what is read wakes this thread only where it
         # can be handed out now, and the end of an interval does where there is something.
         self._armed = self._may_hand_out()
