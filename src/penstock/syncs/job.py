@@ -1,5 +1,6 @@
 """What a lane does with a job: it reads pages, writes them, and reports each once it is written.
 
+A page is written while the next one is read.
 A job that runs again is harmless: what is planned is a slice, never data, and writing a record twice
 changes nothing.
 """
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -135,6 +138,22 @@ def run(job: Job, tools: Tools, control: Control, report: Callable[[Report], Non
     report(Ended(job.number, yielded, problem, tools.requests - before))
 
 
+def _beside(work: Callable[[], None]) -> Future[None]:
+    """Do something in a thread that holds up no end of the process."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="sync page", daemon=True).start()
+    return done
+
+
 class _Work:
     def __init__(
         self, job: Job, tools: Tools, control: Control, report: Callable[[Report], None]
@@ -193,17 +212,30 @@ class _Work:
         control, resume = self._control, self._job.resume
         control.begun = False  # what is planned is not planned again
         control.check()
-        for page in connector.read(collection, slice_, session):
-            written = self._write(page)
-            self._report(
-                msgspec.structs.replace(
-                    written, resume=page.resume, cursor=page.cursor, is_last=page.is_last
-                )
-            )
-            control.begun = page.resume in (None, resume)
-            resume = page.resume
-            if not page.is_last:
+        writing: Future[None] | None = None
+        try:
+            for page in connector.read(collection, slice_, session):
+                if writing is not None:
+                    writing.result()
+                    writing = None
+                if page.is_last:
+                    self._take(page)
+                    continue
+                writing = _beside(partial(self._take, page))
+                control.begun = page.resume in (None, resume)
+                resume = page.resume
                 control.check()
+        finally:
+            if writing is not None:  # what ends the job comes behind the page's report
+                writing.result()
+
+    def _take(self, page: Page) -> None:
+        """Write a page, and report it."""
+        self._report(
+            msgspec.structs.replace(
+                self._write(page), resume=page.resume, cursor=page.cursor, is_last=page.is_last
+            )
+        )
 
     def _write(self, page: Page) -> PageDone:
         job, tools = self._job, self._tools
