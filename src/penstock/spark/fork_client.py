@@ -7,12 +7,14 @@ arguments are the server's address, the Python that runs what the server can't, 
 import contextlib
 import marshal
 import os
+import select
 import signal
 import socket
 import struct
 import sys
 
 _LOOK_SECONDS = 1.0
+"""How often it looks whether others have ended, on a system that does not tell."""
 
 
 def main() -> int:
@@ -26,15 +28,30 @@ def main() -> int:
     _let_go()
     signal.signal(signal.SIGTERM, lambda *_: _terminate(pid))
     connection.settimeout(_LOOK_SECONDS)
+    ends = _ends(connection, parent, pid)
     while True:
+        if ends is not None:
+            ends.poll()
         try:
             code = connection.recv(4)
         except TimeoutError:
             # That the JVM is gone ends the module: it sees this process go.
-            if os.getppid() != parent or not _lives(pid):
+            if ends is not None or os.getppid() != parent or not _lives(pid):
                 return 1
             continue
         return struct.unpack("=i", code)[0] if code else 1
+
+
+def _ends(connection: socket.socket, *pids: int) -> "select.poll | None":
+    """Return what waits for an answer, or the end of one of these processes; None: the system can't."""
+    try:
+        files = [os.pidfd_open(pid) for pid in pids]
+    except (AttributeError, OSError):  # it is no Linux, or one of them has ended
+        return None
+    poller = select.poll()
+    for file in (connection.fileno(), *files):
+        poller.register(file, select.POLLIN)
+    return poller
 
 
 def _ask(connection: socket.socket, address: str, arguments: list[str]) -> int | None:
