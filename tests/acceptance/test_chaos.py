@@ -54,5 +54,6 @@ def test_an_outbox_is_relayed_once_and_in_order_whatever_is_killed() -> None:
     outcome = Session(duration=60, seed=5, faults=OUTBOX_FAULTS, workload=Outbox()).run()
     assert outcome.passed, f"{outcome.verdict.examples}\n{outcome.log_tail}"
     assert set(outcome.recoveries) == set(OUTBOX_FAULTS)
-    assert outcome.verdict.committed == outcome.verdict.delivered > 1000
+    # How many depends on how soon each fault is got over.
+    assert outcome.verdict.committed == outcome.verdict.delivered > 500
     assert outcome.starts >= 3

@@ -84,7 +84,10 @@ class Successor:
 
 
 class Replacement:
-    """Prepares what follows `run`, in a thread, from `start` on.
+    """Prepares what follows `run`, in a thread, from `start` on, once `settled` is set.
+
+    `settled`: the run before is taken down, and this one has removed what is left of it. Else it would
+    remove what the next one has registered.
 
     `replace(run, config, successor)` is called when all is ready, and ends the run, unless it returns
     False: then it is no longer desired. Without a successor the next run begins by itself.
@@ -94,6 +97,7 @@ class Replacement:
         self,
         name: str,
         run: Run,
+        settled: threading.Event,
         claim: Claim | None,
         desired: DesiredConfig,
         context: RunnerContext,
@@ -101,6 +105,7 @@ class Replacement:
     ) -> None:
         self._name = name
         self._run = run
+        self._settled = settled
         self._claim = claim
         self._desired = desired
         self._context = context
@@ -127,6 +132,7 @@ class Replacement:
     def _main(self) -> None:
         while True:
             self._changed.wait()
+            self._settled.wait()
             self._changed.clear()
             if self._closed.is_set() or self._run.stopping:
                 return

@@ -279,8 +279,9 @@ class SourceRunner:
             return
         with self._changing:
             self._replacement = Replacement(
-                self.name, run, self._lease.claim, self._desired, self._context, self._replace
-            )
+                self.name, run, self._retired, self._lease.claim, self._desired, self._context,
+                self._replace,
+            )  # fmt: skip
             self._replacement.start()
             self.set_desired(self._desired.newest)  # it may have come meanwhile
 
@@ -311,8 +312,7 @@ class SourceRunner:
 
         spark = self._context.spark.get()
         assert spark is not None  # noqa: S101 - the run streams
-        earlier, self._retired = self._retired, successor.retired
-        earlier.wait()
+        self._retired = successor.retired
         successor.take_over(run, spark, switch)
         self._context.noticed()
 
