@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from penstock.core.errors import StoreError
 from penstock.syncs.connectors.contract import Collection, Kind, Page, Record
 from penstock.syncs.errors import SyncError
-from penstock.syncs.job import Control, Tools, run
+from penstock.syncs.job import Control, Tools, Yielded, run
 from penstock.syncs.jobs import Ended, Job, PageDone, Report
 from penstock.syncs.records.writer import Written
 
@@ -79,13 +79,21 @@ def test_a_page_is_written_while_the_next_one_is_read_and_in_its_order() -> None
 
 
 def test_what_is_written_is_reported_before_a_job_ends_that_is_to_stop() -> None:
-    control = Control()
     stopped = threading.Event()
+
+    class Stopping(Control):
+        def check(self) -> None:
+            try:
+                super().check()
+            except Yielded:
+                stopped.set()
+                raise
+
+    control = Stopping()
 
     def reads(number: int) -> None:
         if number == 1:
             control.stop()
-            stopped.set()
 
     def writes(number: int) -> None:
         if number == 1:

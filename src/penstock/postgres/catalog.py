@@ -63,8 +63,9 @@ class CaptureCatalog:
         What is answered then is not kept: a table may be altered before it is asked about again.
         """
         with self._asking() as connection:
-            oids = connection.execute(_SQL["published"], {"publication": publication}).fetchone()
-            connection.execute(_SQL["shapes"], {"oids": oids and oids[0]})
+            values = {"publication": publication}
+            ((oids,),) = connection.execute(_SQL["published"], values).fetchall()
+            connection.execute(_SQL["shapes"], {"oids": oids})
 
     def converter(self, oid: int) -> Converter | None:
         """Return what turns a type's text form into JSON; see `Types.converter`."""
