@@ -282,11 +282,15 @@ def reads_of_many(got: list[Got]) -> set[int]:
 
 
 def test_pause_and_resume(shop: Shop) -> None:
-    number = interrupt(shop, "pause")
-    # Others are not kept waiting by one that is paused.
-    (other,) = shop.start("--sink", "events", "--table", "uuids")
-    shop.ends(other)
-    state, rows = shop.in_store(number)
+    for _ in range(5):
+        number = interrupt(shop, "pause")
+        # Others are not kept waiting by one that is paused.
+        (other,) = shop.start("--sink", "events", "--table", "uuids")
+        shop.ends(other)
+        state, rows = shop.in_store(number)
+        # What was planned before the pause is delivered, which may be all: then the next one is taken.
+        if state != "done":
+            break
     assert state == "paused"
     assert 0 < rows < MANY
     shop.pipeline.wait_for(
