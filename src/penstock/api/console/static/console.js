@@ -2,11 +2,13 @@
 "use strict";
 
 (() => {
-  const SHARE = 60; // a look takes at most a sixtieth of the time
+  const SHARE = 60; // a look takes at most a sixtieth of the time,
+  const LONGEST = 15; // unless the next one were further away than so many seconds
   const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 
-  // Calls `look` every `seconds`, less often where its answer takes long, and never in a hidden tab.
-  function repeat(element, seconds, look) {
+  // Calls `look` every `seconds`, up to every `longest` where its answer takes long, and never in a
+  // hidden tab.
+  function repeat(element, seconds, look, longest = LONGEST) {
     let timer = 0;
     let busy = false;
     const wait = (time) => { clearTimeout(timer); timer = setTimeout(run, time); };
@@ -20,7 +22,8 @@
         element.classList.add("stale"); // what stands there was true, and may be no more
       }
       busy = false;
-      wait(Math.max(seconds * 1000, SHARE * (performance.now() - began)));
+      const share = SHARE * (performance.now() - began);
+      wait(Math.max(seconds * 1000, Math.min(share, longest * 1000)));
     }
     document.addEventListener("visibilitychange", () => { if (!document.hidden) wait(0); });
     return { now: () => wait(0), start: () => wait(seconds * 1000) };
@@ -34,16 +37,17 @@
     periods.set(seconds, [...(periods.get(seconds) ?? []), part.id]);
   }
   for (const [seconds, ids] of periods) {
+    const waits = ids.some((id) => document.getElementById(id).hasAttribute("data-reloads"));
     repeat(document.body, seconds, async () => {
       const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
       if (answer.status === 204 || answer.status === 401) { location.reload(); return; }
       const read = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (answer.ok && ids.some((id) => ends(id, read))) { location.reload(); return; }
       for (const id of ids) await show(id, answer.ok ? read.getElementById(id) : null);
-    }).start();
+    }, waits ? seconds : LONGEST).start();
   }
 
-  // A part that says what is waited for: the page is another one once that is there.
+  // A part that says what is waited for, which comes soon: the page is another one once it is there.
   function ends(id, read) {
     return document.getElementById(id)?.hasAttribute("data-reloads") && read.getElementById(id) === null;
   }
