@@ -26,6 +26,7 @@ from psycopg import sql
 
 T = TypeVar("T")
 _FETCH = 1000
+_TIMEOUT = 30.0  # of one request, on a machine that is busy
 _CALL_TIMEOUT = 60.0
 _STORE_TRIES = 20
 _NO_STORE = 10049  # "error creating store for stream"
@@ -103,14 +104,14 @@ class JetStream:
         self._thread.start()
         self._client: Client | None = None
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT)
+    def _call(self, work: Coroutine[Any, Any, T], timeout: float | None = _CALL_TIMEOUT) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
     async def _context(self) -> JetStreamContext:
         if self._client is None or self._client.is_closed:
             options = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, **self._options}
             self._client = await nats.connect(self.url, **options)
-        return self._client.jetstream(timeout=10)
+        return self._client.jetstream(timeout=_TIMEOUT)
 
     def add_stream(self, name: str, subjects: Sequence[str] | str, **config: Any) -> StreamInfo:
         """Make a stream; `config` are fields of nats-py's `StreamConfig`, durations in seconds."""
@@ -157,7 +158,7 @@ class JetStream:
             await self._context()
             assert self._client is not None  # noqa: S101 - for the type checker
             data = json.dumps(payload).encode()
-            return (await self._client.request(f"$JS.API.{call}", data, timeout=10)).data
+            return (await self._client.request(f"$JS.API.{call}", data, timeout=_TIMEOUT)).data
 
         answer: dict[str, Any] = json.loads(self._call(request()))
         return answer
@@ -190,7 +191,7 @@ class JetStream:
 
     def messages(self, name: str) -> list[Msg]:
         """Return all that is in the stream now, in its order."""
-        return self._call(self._messages(name))
+        return self._call(self._messages(name), timeout=None)  # each of its fetches has one
 
     async def _messages(self, name: str) -> list[Msg]:
         context = await self._context()
@@ -202,7 +203,7 @@ class JetStream:
         try:
             pending = 1
             while pending:
-                for message in await reader.fetch(_FETCH, timeout=30):
+                for message in await reader.fetch(_FETCH, timeout=_TIMEOUT):
                     pending = message.metadata.num_pending or 0
                     found.append(_msg(message))
         finally:
