@@ -107,6 +107,29 @@ def test_a_part_is_there_as_a_whole_or_not_at_all(store: Store) -> None:
     writer.close()
 
 
+def test_what_goes_into_the_transaction_beside_messages_stays(
+    store: Store, database: Database
+) -> None:
+    """Also where some of these are there already, which fails their copy and is taken back."""
+    stream = make_stream(store)
+    writer, batch = writer_of(store, stream), numbered(10)
+    writer.begin()
+    writer.write(0, batch.slice(0, 4))
+    writer.commit(RoundPart(START, at(batch, 9), 0, 2))
+    writer.begin()
+    with writer.statements() as connection:
+        connection.execute("CREATE TABLE beside ()")
+    assert writer.write(0, batch).new == 6
+    with writer.statements() as connection:
+        connection.execute("CREATE TABLE behind ()")
+    assert writer.write(0, batch).new == 0
+    writer.commit(RoundPart(START, at(batch, 9), 0, 1))
+    assert ids(store, stream) == list(range(10))
+    there = database.execute("SELECT to_regclass('beside'), to_regclass('behind')")
+    assert there == [("beside", "behind")]
+    writer.close()
+
+
 def test_a_changed_key_is_two_messages_of_a_rows_stream_and_none_a_repeat(store: Store) -> None:
     writer = writer_of(store, make_stream(store, kind="rows"))
     batch = wire([inserted("a"), moved("a", "b")])

@@ -11,6 +11,7 @@ import re
 import sys
 from array import array
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -80,7 +81,7 @@ def placed(batch: pa.RecordBatch, kind: str, base: int) -> pa.RecordBatch:
     `base` is added to the LSNs. In kind rows there is a delete before each update that changed the
     row's primary key: the old one is no row's any more.
     """
-    lsn = pc.add(batch.column("commit_lsn"), pa.scalar(base, pa.int64()))
+    lsn = pc.add(batch.column("commit_lsn"), _int64_scalar(base))
     idx = pc.add(pc.multiply(batch.column("commit_idx"), _PLACES), _PLACE)
     idx = pc.add(idx, batch.column("part").cast(pa.int64()))
     batch = _replaced(batch, commit_lsn=lsn, commit_idx=idx)
@@ -220,10 +221,23 @@ def _fields(column: pa.Array) -> pa.Array:
     return pc.fill_null(joined, _NULL) if column.null_count else joined
 
 
-def _repeated(column: pa.Array) -> pa.Array:
-    """Return texts, each behind its length; a batch has but a few of them."""
+def _repeated(column: pa.Array) -> pa.Array | pa.Scalar:
+    """Return texts, each behind its length; a batch has but a few of them, and often one."""
     found = column.dictionary_encode()
+    if len(found.dictionary) == 1 and not column.null_count:
+        return _field(found.dictionary[0].as_py())
     return _fields(found.dictionary).take(found.indices)
+
+
+@lru_cache(10_000)
+def _field(text: str) -> pa.Scalar:
+    value = text.encode()
+    return _constant(_number(len(value)) + value)
+
+
+@lru_cache(1_000)
+def _int64_scalar(value: int) -> pa.Scalar:
+    return pa.scalar(value, pa.int64())
 
 
 def _keys(batch: pa.RecordBatch) -> pa.Array:
