@@ -22,7 +22,8 @@ from benchmarks.streams.bed import position
 _CSRF = re.compile(rb'name="csrf" value="([^"]+)"')
 _LIVE = re.compile(rb'data-live="(\d+)"')
 _CHART = re.compile(rb'data-chart="([^"]+)" data-every="(\d+)"')
-_SHARE = 60  # console.js: a look takes at most a sixtieth of the time
+_SHARE = 60  # console.js: a look takes at most a sixtieth of the time,
+_LONGEST = 15  # unless the next one were further away than so many seconds
 _OVERVIEW = "/console/overview"
 _LIVE_LOOK = {"HX-Request": "true"}
 
@@ -231,7 +232,7 @@ def _used(
         browsing.get(path, _LIVE_LOOK if path == _OVERVIEW else None)
         asked[path] += 1
         after = time.monotonic()
-        due[path] = after + max(every[path], _SHARE * (after - now))
+        due[path] = after + max(every[path], min(_SHARE * (after - now), _LONGEST))
     taken = time.monotonic() - began
     api, store = (
         100 * (usage.cpu_seconds(pid) - then) / taken

@@ -1,7 +1,8 @@
-"""The hand-out of rounds, where a backfill's rows can't be made into messages."""
+"""The hand-out of rounds: to which lanes, when, and what becomes of lanes that are lost."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from queue import SimpleQueue
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.waits import await_end
 
 from penstock.core.blocks import Block, Opening, unpack
-from penstock.core.errors import CaptureError
+from penstock.core.errors import CaptureError, SparkError
 from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.postgres.chunk import Chunk, ChunkBuilder, Piece
 from penstock.postgres.reads import BackfillSpec, Reads
@@ -198,6 +199,68 @@ def test_a_query_that_waits_can_end_or_fail() -> None:
             reports.close()
         finally:
             loop.close()
+
+
+@pytest.mark.parametrize(
+    ("in_step", "lanes", "at_once"), [(True, 2, 1), (False, 2, 2), (False, 1, 1)]
+)
+def test_small_rounds_do_not_queue(in_step: bool, lanes: int, at_once: int) -> None:
+    """What would wait in a lane shares the next round, which costs as much for all of it."""
+    row = {"record": "{}", "action": "insert", "metadata": "{}", "part": 0}
+    asked: SimpleQueue[Position] = SimpleQueue()
+
+    def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
+        """One message a round: of another group than the last one's."""
+        asked.put(after)
+        end = Position(after.lsn + 1, 0)
+        messages = pa.RecordBatch.from_pylist([row], schema=WIRE_SCHEMA)
+        piece = Piece(frozenset([end.lsn % 2]), messages)
+        return end, [Chunk(after, end, 1, 10, (piece,), frozenset(), barrier=False)], True
+
+    capture = SimpleNamespace(
+        start=START, on_read=None, altered=lambda: None, hand_out=hand_out,
+        options=SimpleNamespace(splits=2), confirm=lambda _: None,
+    )  # fmt: skip
+    joined: SimpleQueue[int] = SimpleQueue()
+    loop = RoundLoop(
+        host="127.0.0.1", max_rows=10_000, in_step=in_step, seconds=60,
+        on_settled=lambda _: None, on_failed_reads=lambda *_: None, on_joined=joined.put,
+    )  # fmt: skip
+    loop.start()
+    try:
+        loop.open(1)
+        frames: SimpleQueue[bytes] = SimpleQueue()
+        reports = [Reports(Opening(loop.address, 1, lane, 7)) for lane in range(lanes)]
+
+        def take(lane: int) -> None:
+            with contextlib.suppress(SparkError):  # the loop's end
+                for _, frame in read(Lane(loop.address, 1, lane), 7):
+                    frames.put(frame)
+
+        for lane in range(lanes):
+            threading.Thread(target=take, args=(lane,), daemon=True).start()
+            assert joined.get(timeout=PATIENCE) == lane + 1
+        loop.attach(cast("Any", capture))
+        parts: list[int] = []
+        for _ in range(3):
+            while len(parts) < at_once:
+                parts.append(part_of(frames.get(timeout=PATIENCE)))
+            time.sleep(10 * round_loop._STREAMS_INTERVAL)  # room for more rounds than there are
+            assert frames.empty()
+            reports[0].send([parts.pop(0), {}, {}, None])
+        for each in reports:
+            each.close()
+    finally:
+        loop.close()
+
+
+def part_of(frame: bytes) -> int:
+    """Return the number of the part that a frame ends."""
+    batch = pa.record_batch([pa.array([frame], pa.binary())], names=["block"])
+    (block,) = unpack(iter([batch]))
+    assert isinstance(block, Block)
+    assert block.part is not None
+    return block.part.id
 
 
 def test_reads_of_which_no_messages_can_be_made_end_no_query() -> None:

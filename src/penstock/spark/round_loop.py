@@ -32,7 +32,7 @@ _INTERVAL: Final = 0.003
 _STREAMS_INTERVAL: Final = 0.005
 """The same where streams are written: a round costs a transaction, and each of its consumers a step."""
 _FULL_ROWS: Final = 500
-"""A round of so many messages needs no pause behind it."""
+"""A round of so many messages needs no pause behind it, and may wait in its lane for the one before."""
 _IDLE_SECONDS: Final = 1.0
 
 log = structlog.get_logger("penstock.rounds")
@@ -73,7 +73,9 @@ class RoundLoop:
         self._attached: tuple[Capture, int | None] | None = None
         self._server = LaneServer(host, reports=reported)
         self._rounds = Rounds(in_step=in_step)
+        self._in_step = in_step
         self._interval = _STREAMS_INTERVAL if in_step else _INTERVAL
+        self._is_small = True  # the last round
         self._max_rows = max_rows
         self._seconds = seconds
         self._settlement = Settlement(on_settled)
@@ -229,7 +231,14 @@ class RoundLoop:
 
     def _may_hand_out(self) -> bool:
         is_open = self._capture is not None and self._opened is not None
-        return is_open and not self._ending and self._rounds.has_room
+        return is_open and not self._ending and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a round may be handed out: where they are small, what would queue shares the next."""
+        if self._is_small and self._rounds.under_way >= (1 if self._in_step else len(self._joined)):
+            return False
+        return self._rounds.has_room
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -283,7 +292,8 @@ class RoundLoop:
             start, self._position = self._position, end
             rows = sum(chunk.rows for chunk in chunks)
             self._rows += rows
-            if rows < _FULL_ROWS:
+            self._is_small = rows < _FULL_ROWS
+            if self._is_small:
                 self._not_before = time.monotonic() + self._interval
             self._send(self._rounds.offer(start, end, chunks))
 
@@ -341,7 +351,7 @@ class RoundLoop:
 
     def _end(self) -> None:
         """End the batch, where it is to end and all of it is done."""
-        stuck = self._capture is None or not self._rounds.has_room
+        stuck = self._capture is None or not self._has_room
         if not self._ending and self._opened is not None and stuck:
             # Nothing can be handed out, perhaps for long: a sink that hangs, or a lane that starts.
             ends = (self.draining and not self._lingers) or self.failure is not None

@@ -111,6 +111,11 @@ class Rounds:
             and min(map(len, self._lanes.values())) < _AHEAD
         )
 
+    @property
+    def under_way(self) -> int:
+        """How many parts are handed out and not durable."""
+        return len(self._parts)
+
     def offer(self, start: Position, end: Position, chunks: Sequence[Chunk]) -> list[Part]:
         """Take the next round, (start, end]; return the parts to hand out now, perhaps none yet."""
         self._next = chunks, start, end
