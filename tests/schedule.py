@@ -111,7 +111,9 @@ class Seconds:
         for seconds, file in found[:_SHOWN]:
             terminalreporter.line(f"{seconds} s {self._cpu[file]:7.1f} s of CPU  {file}")
         if self._write:
-            took = {file: s for file, s in {**known(), **self._files}.items() if Path(file).exists()}
+            took = {
+                file: s for file, s in {**known(), **self._files}.items() if Path(file).exists()
+            }
             longest = sorted(took.items(), key=lambda each: -each[1])
             lines = [f"{s:7.1f} {file}\n" for file, s in longest if s >= _LEAST]
             KNOWN.write_text("".join(lines))
