@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import psycopg
@@ -128,6 +129,10 @@ def test_a_reset_with_an_answer_before_it(database: Database, runs: Callable[...
         async with sessions(database.url) as made:
             (pid,) = await one(made, PID)
             number = made._lines[0].connection.fileno()
+            # The next connection has the same number, as no lower one is free.
+            while (filler := os.dup(0)) < number:
+                fillers.callback(os.close, filler)
+            os.close(filler)
             poll = select.poll()
             poll.register(number, select.POLLIN)
             # More than the backend reads at once: what it leaves has the kernel reset the connection.
@@ -148,7 +153,8 @@ def test_a_reset_with_an_answer_before_it(database: Database, runs: Callable[...
                 assert await one(made, PID) != (pid,)
             assert made._lines[0].connection.fileno() == number  # the new one's, too
 
-    run(work, runs)
+    with ExitStack() as fillers:
+        run(work, runs)
 
 
 def test_one_that_could_not_be_asked_is_closed(database: Database) -> None:
