@@ -207,11 +207,9 @@ def test_a_query_that_waits_can_end_or_fail() -> None:
 def test_small_rounds_do_not_queue(in_step: bool, lanes: int, at_once: int) -> None:
     """What would wait in a lane shares the next round, which costs as much for all of it."""
     row = {"record": "{}", "action": "insert", "metadata": "{}", "part": 0}
-    asked: SimpleQueue[Position] = SimpleQueue()
 
     def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
         """One message a round: of another group than the last one's."""
-        asked.put(after)
         end = Position(after.lsn + 1, 0)
         messages = pa.RecordBatch.from_pylist([row], schema=WIRE_SCHEMA)
         piece = Piece(frozenset([end.lsn % 2]), messages)

@@ -35,7 +35,7 @@ from penstock.streams.records import START, stream_end
 _SQL: Final = queries.load("penstock.streams", "write.sql")
 _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 _FEW: Final = 100
-"""So many rows are quicker looked at one by one than by Arrow's kernels, which cost 0.1 ms a batch."""
+"""So many rows are quicker looked at one by one: ten take 5 µs, and 44 by Arrow's kernels."""
 _COLUMNS: Final = sql.SQL(", ").join(map(sql.Identifier, copy.COLUMNS))
 
 
