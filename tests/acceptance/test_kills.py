@@ -209,7 +209,9 @@ class World:
         self.writer.stop()
         with psycopg.connect(self.source.url) as connection:
             committed = sum(versions(connection).values())
-        self._wait(lambda: self._sink()["delivered"] >= committed, "counting what is committed")
+        self._wait(
+            lambda: self._sink()["delivered"] >= committed, f"counting the {committed} committed"
+        )
         sink = self._sink()
         assert (sink["delivered"], sink["dead_lettered"], sink["filtered"]) == (committed, 0, 0)
         assert sink["duplicates"] >= 0
@@ -251,7 +253,9 @@ class World:
         deadline = time.monotonic() + PATIENCE
         while not condition():
             acked, written = len(self.ledger.acked), self.writer.written
-            assert time.monotonic() < deadline, f"not {what}: {acked} of {written} are acked"
+            if time.monotonic() > deadline:
+                sink = self._sink()
+                raise AssertionError(f"not {what}: {acked} of {written} are acked; {sink}")
             threading.Event().wait(0.02)
 
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route
+from playwright.sync_api import Route, expect
 from tests.api_help import Shop
 from tests.browser import NARROW, WIDE, Window
 
@@ -153,7 +153,7 @@ def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[s
     window.login(shop.token)
     page = window.open()
     page.locator("[data-chart$=throughput][data-points]").wait_for()
-    assert page.locator(".chart canvas").count() == 3
+    expect(page.locator(".chart canvas")).to_have_count(3)
     body = page.evaluate("async () => (await fetch('/console/overview/chart/throughput')).json()")
     assert len(body["at"]) >= 10
     assert body["series"][1]["values"][1:10] == [20.0] * 9
