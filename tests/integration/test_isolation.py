@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.integration.nats_servers import freeze
 from tests.isolation_help import (
@@ -33,6 +34,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainers import Drainers
+from penstock.sinks.stream import Stored, StreamWriter
 from penstock.spark.sink_writer import Delivery, SinkWriter
 from penstock.streams import pauses
 
@@ -259,6 +261,31 @@ def test_counters_equal_what_is_committed_whatever_is_done_again(
     for name in servers.sinks:
         counts = [each[name] for each in seen]
         assert counts == sorted(counts), f"{name} fell"
+
+
+def test_a_store_that_fails_between_what_is_counted_and_what_is_not(
+    servers: Servers, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that comes again in two pieces is tried again with both."""
+    with Source(database.url, servers.sinks) as source:
+        source.batch(100)
+        await_true(lambda: set(source.delivered().values()) == {100})
+        source.restart_query()
+        source.written = 50  # the slot was not confirmed up to 100
+        write, pieces = StreamWriter.write, list[int]()
+
+        def fail_once(self: StreamWriter, stream_index: int, batch: pa.RecordBatch) -> Stored:
+            pieces.append(batch.num_rows)
+            if len(pieces) == 1:
+                self.rollback()
+                raise SinkError("store_down", "It is away for a moment.")
+            return write(self, stream_index, batch)
+
+        monkeypatch.setattr(StreamWriter, "write", fail_once)
+        source.batch(150, tasks=1)
+        assert pieces == [50, 50, 50]
+        servers.assert_all(source)
+        await_true(lambda: set(source.delivered().values()) == {150})
 
 
 def test_what_a_sink_missed_counts_however_late_its_drainer_notices(

@@ -143,6 +143,7 @@ def test_a_lane_that_is_lost_has_its_messages_sent_again_to_the_next() -> None:
     piece = Piece(frozenset([0]), messages)
     chunk = Chunk(START, end, 3_000, 100, (piece,), frozenset(), barrier=False)
     confirmed: SimpleQueue[Position] = SimpleQueue()
+    when_settled: list[Position] = []
 
     def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
         return (end, [chunk], False) if after < end else (end, [], False)
@@ -153,7 +154,7 @@ def test_a_lane_that_is_lost_has_its_messages_sent_again_to_the_next() -> None:
     )  # fmt: skip
     loop = RoundLoop(
         host="127.0.0.1", max_rows=10_000, in_step=False, seconds=60,
-        on_settled=lambda _: None, on_failed_reads=lambda *_: None,
+        on_settled=lambda _: when_settled.append(loop.done), on_failed_reads=lambda *_: None,
     )  # fmt: skip
     loop.start()
     try:
@@ -176,6 +177,9 @@ def test_a_lane_that_is_lost_has_its_messages_sent_again_to_the_next() -> None:
         assert again[0].part.look
         reports.send([again[0].part.id, {}, {}, None])
         assert confirmed.get(timeout=PATIENCE) == end
+        # The next query goes on behind what is done: before that it is counted.
+        assert when_settled == [START]
+        assert loop.done == end
         reports.close()
     finally:
         loop.close()

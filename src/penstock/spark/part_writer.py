@@ -252,11 +252,14 @@ class PartWriter:
         """
         yield from self._read
         for whole in self._more:
-            for block in split(whole, self._floors.values()):
-                audience = self._worker.audience(block.messages)
-                self._read.append((block, audience))
+            pieces = [
+                (block, self._worker.audience(block.messages))
+                for block in split(whole, self._floors.values())
+            ]
+            self._read += pieces  # before the first is written: all of them come again after a failure
+            for block, audience in pieces:
                 for name in self._direct & audience:
                     self._feed(name).put(block)
-                yield block, audience
+            yield from pieces
         for feed in self._feeds.values():
             feed.put(None)

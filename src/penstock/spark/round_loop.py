@@ -117,9 +117,9 @@ class RoundLoop:
         return self._server.address
 
     @property
-    def done(self) -> Position:
-        """Up to where all is in the sinks."""
-        return self._rounds.confirmed
+    def done(self) -> Position | None:
+        """Up to where all is in the sinks, and counted: the next query goes on behind it."""
+        return self._settlement.settled
 
     def start(self) -> None:
         """Start the thread."""

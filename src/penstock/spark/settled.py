@@ -70,32 +70,34 @@ class Settlement:
     """
 
     def __init__(self, on_settled: Callable[[Settled], None]) -> None:
+        self.settled: Position | None = None
+        """Up to where it is passed on; None before `begin`."""
         self._on_settled = on_settled
         self._outcomes = Outcomes()
         self.add: Final = self._outcomes.add
-        self._confirm: Callable[[Position], None] | None = None
+        self._confirm: Callable[[Position], None]
         self._due = 0.0
 
     def begin(self, start: Position, confirm: Callable[[Position], None]) -> None:
         """Settle what is done behind `start`."""
-        self._settled, self._confirm = start, confirm
+        self.settled, self._confirm = start, confirm
 
     def due_in(self, done: Position, now: float) -> float:
         """Return in how many seconds what is done up to here is to be settled."""
-        if self._confirm is None or done <= self._settled:
+        if self.settled is None or done <= self.settled:
             return math.inf
         return self._due - now
 
     def settle(self, done: Position, *, now: bool) -> bool:
         """Settle what is done up to here if it is due, or `now`; return whether there was anything."""
         time_ = time.monotonic()
-        if self._confirm is None or done <= self._settled:
+        if self.settled is None or done <= self.settled:
             self._due = time_ + _SECONDS
             return False
         if not now and time_ < self._due:
             return False
         self._due = time_ + _SECONDS
-        self._on_settled(self._outcomes.settle(self._settled, done))
-        self._settled = done
+        self._on_settled(self._outcomes.settle(self.settled, done))
+        self.settled = done
         self._confirm(done)
         return True
