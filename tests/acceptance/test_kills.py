@@ -254,8 +254,8 @@ class World:
         while not condition():
             acked, written = len(self.ledger.acked), self.writer.written
             if time.monotonic() > deadline:
-                sink = self._sink()
-                raise AssertionError(f"not {what}: {acked} of {written} are acked; {sink}")
+                sinks = self.pipeline.status().get("sinks")
+                raise AssertionError(f"not {what}: {acked} of {written} are acked; {sinks}")
             threading.Event().wait(0.02)
 
 

@@ -143,7 +143,7 @@ def test_a_lane_that_is_lost_has_its_messages_sent_again_to_the_next() -> None:
     piece = Piece(frozenset([0]), messages)
     chunk = Chunk(START, end, 3_000, 100, (piece,), frozenset(), barrier=False)
     confirmed: SimpleQueue[Position] = SimpleQueue()
-    when_settled: list[Position] = []
+    when_settled: list[Position | None] = []
 
     def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
         return (end, [chunk], False) if after < end else (end, [], False)

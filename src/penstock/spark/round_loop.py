@@ -73,7 +73,6 @@ class RoundLoop:
         self._attached: tuple[Capture, int | None] | None = None
         self._server = LaneServer(host, reports=reported)
         self._rounds = Rounds(in_step=in_step)
-        self._in_step = in_step
         self._interval = _STREAMS_INTERVAL if in_step else _INTERVAL
         self._is_small = True  # the last round
         self._max_rows = max_rows
@@ -236,9 +235,7 @@ class RoundLoop:
     @property
     def _has_room(self) -> bool:
         """Whether a round may be handed out: where they are small, what would queue shares the next."""
-        if self._is_small and self._rounds.under_way >= (1 if self._in_step else len(self._joined)):
-            return False
-        return self._rounds.has_room
+        return self._rounds.has_room and not (self._is_small and self._rounds.would_queue)
 
     def _handle(self, event: Event) -> None:
         match event:

@@ -112,9 +112,9 @@ class Rounds:
         )
 
     @property
-    def under_way(self) -> int:
-        """How many parts are handed out and not durable."""
-        return len(self._parts)
+    def would_queue(self) -> bool:
+        """Whether a small round would wait in its lane for a part before it."""
+        return len(self._parts) >= (1 if self._in_step else len(self._lanes))
 
     def offer(self, start: Position, end: Position, chunks: Sequence[Chunk]) -> list[Part]:
         """Take the next round, (start, end]; return the parts to hand out now, perhaps none yet."""
