@@ -256,9 +256,8 @@ class PartWriter:
                 (block, self._worker.audience(block.messages))
                 for block in split(whole, self._floors.values())
             ]
-            self._read += (
-                pieces  # before the first is written: all of them come again after a failure
-            )
+            # Before the first is written: all of them come again after a failure.
+            self._read += pieces
             for block, audience in pieces:
                 for name in self._direct & audience:
                     self._feed(name).put(block)
