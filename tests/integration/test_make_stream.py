@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.waits import await_true
 
+from penstock.check.config import inspect_config
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.errors import SinkError
@@ -212,3 +213,23 @@ def test_a_run_makes_the_streams_of_its_sinks(
         run.prepare()
     assert streams.api("STREAM.NAMES", {})["streams"] == ["ORDERS"]
     assert [line["stream"] for line in logs if "stream" in line] == ["ORDERS"]
+
+
+def test_check_says_what_a_run_makes_for_a_consumer(
+    server: EmbeddedNats, streams: JetStream, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    login = {"type": "nats", "url": server.url, "user": "a", "password": "a"}
+    config = Config.model_validate(
+        {
+            "store": database.url,
+            "sources": {"shop": {"type": "postgres", "url": database.url}},
+            "sinks": {"events": {"type": "stream", "source": "shop"}},
+            "nats_consumers": {"mail": login | {"stream": "events", "create_stream": True}},
+            "spark": {"checkpoint": str(tmp_path)},
+        }
+    )
+    of_mail = [f for f in inspect_config(config) if f.subject.startswith("consumer mail: ")]
+    assert {f.level for f in of_mail} == {"ok"}
+    assert any("MAIL" in f"{f.subject} {f.message}" for f in of_mail), of_mail
+    assert streams.api("STREAM.NAMES", {})["streams"] is None  # check makes nothing

@@ -96,7 +96,7 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
                 yield Finding(finding.level, what, finding.message, finding.fix)
         consumers = config.nats_consumers_of(name)
         for consumer_name, sink in consumers.items():
-            for finding in inspect_nats(name, sink, tables):
+            for finding in inspect_nats(name, sink, tables, consumer_name):
                 what = f"consumer {consumer_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
         yield from shared_streams(name, {**sinks, **consumers})

@@ -14,11 +14,11 @@ _TableName = tuple[str, str]
 
 
 def inspect_nats(
-    source: str, sink: NatsSinkSettings, tables: list[_TableName], name: str = ""
+    source: str, sink: NatsSinkSettings, tables: list[_TableName], name: str
 ) -> Iterator[Finding]:
     """Check a cluster, and the subjects of a sink's template and of the rules of its route.
 
-    `name` is the sink's.
+    `name` is the sink's, the consumer's or the pipeline's.
     """
     for number, template in enumerate(sink.templates):
         target = sink.model_copy(update={"subject": template})

@@ -116,7 +116,7 @@ def _pipelines(
         sink = group.sinks.get(row.pipeline)
         if failure is None and row.enabled and isinstance(sink, OutboxSinkSettings):
             sinks[row.pipeline] = sink
-            for finding in inspect_nats(group.source, sink, []):
+            for finding in inspect_nats(group.source, sink, [], row.pipeline):
                 yield dataclasses.replace(finding, subject=f"{title}: {finding.subject}")
     for finding in shared_streams_of_outboxes(sinks):
         yield dataclasses.replace(finding, subject=f"{what}: {finding.subject}")
