@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 from tests.api_help import ApiServer, Shop, known, problem
 from tests.streams_help import inserted, make_stream, publish, updated
 
@@ -18,6 +19,7 @@ from penstock.api.console.calls import Management
 from penstock.api.manage.pages import cursor_of
 from penstock.cli.api_tools import ApiTools
 from penstock.core.group_hash import group_hash
+from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database
 from penstock.streams.nats_consumers import NatsConsumers
 
@@ -238,6 +240,27 @@ def test_plan_apply_and_export(shop: Shop) -> None:
     assert shop.client.get("/v1/consumers").json()["data"] == []
     who = {(e["who"], e["door"]) for e in shop.client.get("/v1/audit").json()["data"]}
     assert who == {("admin", "file")}
+
+
+@pytest.mark.parametrize("with_etag", [True, False])
+def test_what_comes_between_a_plan_and_its_apply(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, with_etag: bool
+) -> None:
+    """Also while it is being applied, and though it concerns none of what the plan changes."""
+    tag = shop.client.post("/v1/plan", content=DOCUMENT).headers["etag"]
+    write = DesiredState.write
+
+    def write_late(self: DesiredState, *of: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        shop.client.put("/v1/targets/else", json={"type": "http", "url": "https://else.invalid"})
+        return write(self, *of, **options)
+
+    monkeypatch.setattr(DesiredState, "write", write_late)
+    headers = {"If-Match": tag} if with_etag else {}
+    answer = shop.client.post("/v1/apply", content=DOCUMENT, headers=headers)
+    assert answer.status_code == (412 if with_etag else 200), answer.text
+    assert [each["name"] for each in shop.client.get("/v1/targets").json()["data"]] == ["else"]
+    assert bool(shop.client.get("/v1/sources").json()["data"]) is not with_etag
 
 
 def test_a_document_that_is_wrong_is_refused_by_line(shop: Shop) -> None:

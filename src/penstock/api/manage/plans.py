@@ -136,10 +136,13 @@ def add(api: APIRouter, context: Context) -> None:
                 f"This deletes {', '.join(gone)}: plan it, and send the ETag of that plan as If-Match.",
             )
         by = grant_of(request).name
+        at = snapshot.version if "if-match" in request.headers else None
 
         def write() -> int:
             changes = [each.change for each in made.changes]
-            return context.state.write(changes, by=by, door="file", expected=made.expected).version
+            return context.state.write(
+                changes, by=by, door="file", expected=made.expected, at=at
+            ).version
 
         try:
             version = await context.run_change(write)
