@@ -13,6 +13,7 @@ from tests.waits import await_true
 
 from penstock.backfill.chunks import next_chunk, planner, retries, sizing, snapshots
 from penstock.backfill.events import Delayed, Delivered, Failed, Started
+from penstock.backfill.session import Connection
 from penstock.embedded.handles import Database
 
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock backfill'"
@@ -107,6 +108,23 @@ def test_a_cancel_closes_its_sessions(database: Database) -> None:
         driver.start()
         driver.await_event(Started)
         await_true(lambda: database.execute(SESSIONS) != [(0,)])
+        driver.backfiller.cancel()
+        await_true(lambda: database.execute(SESSIONS) == [(0,)])
+
+
+def test_a_cancel_closes_the_session_that_asks_how_far_the_wal_is(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cancelled, too, before it has a snapshot."""
+
+    def asks(connection: Connection, _: object) -> bool:
+        connection.execute("SELECT pg_sleep(60)")
+        return True
+
+    monkeypatch.setattr(next_chunk, "is_near", asks)
+    with backfilling(database, *TABLE) as driver:
+        driver.start()
+        await_true(lambda: running(database))
         driver.backfiller.cancel()
         await_true(lambda: database.execute(SESSIONS) == [(0,)])
 

@@ -142,12 +142,11 @@ class NextChunk:
         context, target = self._context, self._target
         holder = self._holder
         if holder is None:
-            holder = context.pool.holder()
+            holder = self._holder = context.pool.holder()
             if not is_near(holder.connection, context.capture.stats):
-                context.pool.free(holder)
+                self.release()
                 self._wait(_NEAR_PAUSE, "behind", "Live changes wait, and go first.")
                 return None
-            self._holder = holder
             holder.open_window(context.capture, target.watch, context.visible)
         pause = holder.take(context.capture, ranges.table(target.source), context.visible)
         if pause:
