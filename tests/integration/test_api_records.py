@@ -55,9 +55,9 @@ def contact(idx: int = 0, **columns: Any) -> dict[str, Any]:
     return captured(idx=idx, **{**given, **columns})
 
 
-def received(shop: Shop, name: str, size: int = 10) -> dict[str, Any]:
+def received(shop: Shop, name: str, size: int = 10, wait_ms: int = 0) -> dict[str, Any]:
     """Return what a receive answers."""
-    answer = shop.client.get(f"{PATH}/{name}/next?batch_size={size}")
+    answer = shop.client.get(f"{PATH}/{name}/next?batch_size={size}&wait_for_ms={wait_ms}")
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
@@ -141,10 +141,15 @@ def test_the_list_of_syncs_changes_and_the_others_lose_and_repeat_nothing(shop: 
         other = contact(50 + lsn, upstream_id=f"b{lsn}", sync_id=OTHER)
         publish(shop, "changes", one, other, lsn=lsn)
 
-    def take(size: int = 10) -> list[str]:
-        found = received(shop, "workers", size)["data"]
-        came.extend(each["event"]["upstream_id"] for each in found)
-        return [each["ack_token"] for each in found]
+    def take(*last: str, size: int = 10) -> list[str]:
+        """Receive until the last events of the two syncs have come; a receive may come before them."""
+        tokens: list[str] = []
+        while not {*last} <= {*came}:
+            found = received(shop, "workers", size, 30_000)["data"]
+            assert found, f"{last} has not come behind {came}"
+            came.extend(each["event"]["upstream_id"] for each in found)
+            tokens += [each["ack_token"] for each in found]
+        return tokens
 
     def ack(tokens: list[str]) -> None:
         answer = shop.client.post(f"{path}/ack", json={"ack_tokens": tokens})
@@ -158,19 +163,19 @@ def test_the_list_of_syncs_changes_and_the_others_lose_and_repeat_nothing(shop: 
     both(11)
     body = {"name": "workers", "stream": "changes", "filters": {"sync_id": [SYNC]}}
     assert shop.client.post(PATH, json=body).is_success
-    held = take(1)
+    held = take("a10", size=1)
     assert came == ["a10"]
     follow(SYNC, OTHER)  # while one is in flight and one waits
     both(12)
     ack(held)
-    ack(take())
+    ack(take("a12", "b12"))
     follow(OTHER)
     both(13)
-    ack(take())
+    ack(take("b13"))
     follow(OTHER, SYNC)
     both(14)
-    ack(take())
-    assert take() == []
+    ack(take("a14", "b14"))
+    assert received(shop, "workers")["data"] == []
     of_one = [each for each in came if each.startswith("a")]
     of_other = [each for each in came if each.startswith("b")]
     assert of_one == ["a10", "a11", "a12", "a14"]
