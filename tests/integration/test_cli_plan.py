@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 from tests.api_help import ApiServer
-from tests.streams_help import inserted, make_stream, publish
+from tests.streams_help import inserted, make_stream, publish, source_of, wire
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.core.errors import SinkError
 from penstock.desired.entities import Change
 from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database
+from penstock.expressions import ColumnType
+from penstock.sinks.backlog import store as backlog
 from penstock.streams.store import Store
 
 SECRET = "hunter6"
@@ -184,6 +187,39 @@ def test_deletes_are_shown_and_done_with_prune_alone(
     penstock("apply", "-y", "--prune")
     assert state.read().entities == {}
     assert penstock("export") == "store: ${STORE}\n\n# Variables to set:\n#   STORE  store\n"
+
+
+def test_what_waits_for_a_sink_is_named_before_the_sink_goes(
+    penstock: Penstock, file: Path, store: Store
+) -> None:
+    source = source_of(store, make_stream(store, "orders"))
+    penstock("apply", "-y")
+    why = SinkError("unavailable", "It does not answer.")
+    with store.connection() as connection, connection.transaction():
+        backlog.put_behind(connection, source.id, "out", why)
+        waiting = wire([inserted(1), inserted(2), inserted(3)])
+        backlog.spill(connection, source.id, "out", waiting, source.base)
+    file.write_text(TEXT.replace(TEXT[TEXT.index("  out:") : TEXT.index("consumers:")], ""))
+    words = "sink out has a backlog of 3 messages, which goes with it"
+    assert words in penstock("plan", "--prune", code=2)
+    assert words in penstock("plan", code=2), "it is named as what --prune would delete, too"
+
+
+@pytest.mark.parametrize("type_", ["pull", "nats"])
+def test_a_plan_refuses_a_condition_as_apply_would(
+    penstock: Penstock, file: Path, store: Store, type_: str
+) -> None:
+    make_stream(store, "orders")
+    store.save_catalog("shop", {("public", "items"): {"id": ColumnType("pg_catalog", "int8")}})
+    penstock("apply", "-y")
+    spec = {"pull": "", "nats": "type: nats, url: 'nats://n:4222', "}[type_]
+    wrong = f"{TEXT}  late: {{{spec}stream: orders, filters: {{sql: record.totl > 1}}}}\n"
+    file.write_text(wrong)
+    expected = "consumers.late.filters.sql: position 1: unknown column record.totl of public.items"
+    assert expected in penstock("plan", code=1)
+    assert expected in penstock("apply", "-y", code=1)
+    file.write_text(wrong.replace("totl", "id"))
+    assert "+ consumer late" in penstock("plan", code=2)
 
 
 def test_an_export_of_what_the_api_made_changes_nothing(

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.document import read_document
+from penstock.config.models import SECTIONS
 from penstock.config.secret_values import masked
 from penstock.config.strict import is_name
 from penstock.desired.entities import Entity, Snapshot
@@ -23,6 +24,7 @@ from penstock.desired.plan import Plan, plan_of
 from penstock.desired.variables import stored_variables
 
 SECRET = "zQx7"
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8Fq4dvbLwhCGTfTBrbTyUnPEAqK8fV2hxTqqVLmVTP"
 ENVIRON = {"NAMED": "value", "SHOP": "postgres://app:pw@db/shop"}
 names = st.one_of(
     st.sampled_from(["shop", "Shop", "a-b", "a_b", "on", "1", "1e3", "0x1", "null", "yes"]),
@@ -145,6 +147,102 @@ def test_an_export_plans_as_empty(tmp_path_factory: pytest.TempPathFactory, root
     assert Plan.from_json(json.loads(json.dumps(whole.as_json()))) == whole
     for entity in snapshot.entities.values():
         assert SECRET not in json.dumps(masked(entity.kind, entity.spec))
+
+
+ALL_KINDS = f"""\
+store: postgres://s/s
+sources:
+  shop:
+    type: postgres
+    url: postgres://app:{SECRET}@db/shop
+    bastion: {{host: ssh.example.com, user: tunnel, private_key_file: <key>, host_key: {HOST_KEY}}}
+sinks:
+  orders: {{type: stream, source: shop}}
+  out:
+    type: nats
+    source: shop
+    target: cluster
+    subject: "o.{{table}}"
+    stream_config: {{name: OUT, storage: file, max_age: 7d, duplicate_window: 2m}}
+consumers:
+  published:
+    type: nats
+    stream: orders
+    target: cluster
+    subject: "p.{{table}}"
+    create_stream: true
+    stream_config: {{name: PUBLISHED, max_msgs: 1000}}
+    start_at: 2026-01-31T12:00:00Z
+    filters: {{table: public.orders, sql: "record.a <> '${{NAMED}}'"}}
+  hook:
+    type: webhook
+    stream: orders
+    target: partner
+    path: /in
+    headers: {{x-tenant: "7"}}
+targets:
+  cluster:
+    type: nats
+    url: nats://n:4222,nats://m:4222
+    user: app
+    password: {SECRET}
+    bastion:
+      host: ssh.example.com
+      port: 2222
+      user: tunnel
+      private_key: |
+        -----BEGIN OPENSSH PRIVATE KEY-----
+        {SECRET}
+        -----END OPENSSH PRIVATE KEY-----
+  partner:
+    type: http
+    url: https://partner.example
+    headers: {{authorization: Bearer {SECRET}}}
+    secrets: [whsec_{SECRET}{SECRET}{SECRET}{SECRET}{SECRET}{SECRET}{SECRET}{SECRET}]
+providers:
+  crm:
+    type: rest
+    base_url: https://crm.example/v1
+    auth: {{type: bearer, token: "{{api_key}}"}}
+    paginator: {{type: offset, limit: 20}}
+    collections:
+      contacts: {{path: contacts, data_selector: data, deletes: {{type: sweep}}}}
+credentials:
+  crm: {{provider: crm, properties: {{api_key: {SECRET}}}, metadata: {{team: sales}}}}
+  live: {{provider: stripe, properties: {{api_key: "${{NAMED}}"}}}}
+syncs:
+  contacts:
+    provider: crm
+    collections: [contacts]
+    credential: crm
+    sweep_interval: 6h
+    max_deleted_share: 0.5
+    rate_limit: {{allowed_requests: 25, interval: 10s}}
+    metadata: {{plan: {{name: gold}}}}
+  customers: {{provider: stripe, collections: [customers], credential: live, frequency: continuous}}
+"""
+
+
+def test_targets_bastions_and_syncs_are_exported(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    key = tmp_path / "key"
+    key.write_text(SECRET)
+    written = ALL_KINDS.replace("<key>", str(key))
+    file.write_text(written)
+    snapshot = snapshot_of(read_document(file, ENVIRON))
+    kinds = {kind for kind, _ in snapshot.entities}
+    assert kinds == {*SECTIONS}
+    text = exported(snapshot, yaml.safe_load(written))
+    assert SECRET not in text
+    file.write_text(text)
+    document = document_for(snapshot, file, ENVIRON)
+    assert plan_of(document, snapshot, environ=ENVIRON, prune=True).changes == ()
+    # As a file of one's own, with the variables that it names, it is as good.
+    environ = {**ENVIRON, **stored_variables(snapshot, ENVIRON)}
+    assert set(environ) > set(ENVIRON)
+    assert len(
+        plan_of(read_document(file, environ), Snapshot(0, {}), environ=environ).changes
+    ) == len(snapshot.entities)
 
 
 def test_a_program_of_a_file_is_in_the_document(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from penstock.config.sources import slot_name
 from penstock.config.yaml_lines import Document, filled
 from penstock.core.connect import address
 from penstock.core.errors import ConfigError
+from penstock.desired import consumers
 from penstock.desired.entities import Change
 from penstock.desired.facts import Facts, facts_of, messages
 from penstock.desired.plan import Plan, PlannedChange
@@ -40,6 +41,7 @@ def with_consequences(store: Store, plan: Plan, environ: Mapping[str, str]) -> P
         for planned in (*plan.changes, *plan.kept)
         if planned.change.kind == "sink"
     ]
+    consumers.check_filters(store, [planned.change for planned in plan.changes], environ)
     return with_facts(plan, facts_of(store, dropped), environ)
 
 

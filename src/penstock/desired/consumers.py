@@ -25,7 +25,6 @@ from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
 from penstock.core.errors import ConfigError, StoreError
 from penstock.desired.entities import Change
-from penstock.streams import nats_consumers_filter
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.joined import joined, written
 from penstock.streams.consumers.types import ConsumerError
@@ -148,8 +147,8 @@ def follow(
             continue
         if spec is None or type_of("consumer", spec) == "nats":
             # Those of type nats are registered, and removed, by the run that publishes for them.
-            if spec is not None:
-                _check_nats(connection, name, spec, streams, lenient=lenient)
+            if spec is not None and not lenient:
+                _check_filter(connection, name, spec, streams, environ)
             if old is not None and not old[5]:
                 gone.append(old[0])
             continue
@@ -220,24 +219,41 @@ def _refuse(
         log.error("a consumer can't be served as it is", consumer=name, error=error.message)
 
 
-def _check_nats(
+def check_filters(
+    store: Store, changes: Iterable[Change], environ: Mapping[str, str] = os.environ
+) -> None:
+    """Raise `ConfigError` for filters in SQL that `follow` would refuse; `StoreError` too."""
+    specs = {c.name: c.after for c in changes if c.kind == "consumer" and c.after is not None}
+    if not any(spec.get("filters") for spec in specs.values()):
+        return
+    problems: list[str] = []
+    with store.connection() as connection:
+        streams = dict(connection.execute(_SQL["streams"]).fetchall())
+        for name, spec in specs.items():
+            try:
+                _check_filter(connection, name, spec, streams, environ)
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_filter(
     connection: psycopg.Connection[Any],
     name: str,
     spec: Spec,
     streams: Mapping[str, int],
-    *,
-    lenient: bool,
+    environ: Mapping[str, str],
 ) -> None:
-    """Raise `ConfigError` for a filter in SQL that can't be planned, unless the run is to refuse it."""
+    """Raise `ConfigError` for a filter in SQL that can't be planned; a run knows its other variables."""
     filters = spec.get("filters")
-    text = filters.get("sql") if isinstance(filters, dict) else None
+    document = Document()
+    text = filled(
+        filters.get("sql") if isinstance(filters, Mapping) else None, environ, (), document
+    )
     stream = streams.get(str(spec.get("stream")))
-    if lenient or not isinstance(text, str) or "${" in text or stream is None:
-        return
-    try:
-        nats_consumers_filter.planned(connection, stream, name, text)
-    except StoreError as error:
-        raise ConfigError([error.message]) from None
+    if isinstance(text, str) and not document.problems and stream is not None:
+        _planned(connection, stream, name, text)
 
 
 def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:
