@@ -33,20 +33,24 @@ _SETTLE_S = 15.0
 _NEW = "new"
 
 
+JOINS, MOVES = "another sink joins", "one has another subject"
+
+
 @dataclass(frozen=True, slots=True)
 class Changed:
     """One round: latency of the 100 sinks' messages before the change and beside it."""
 
+    what: str
     before_p99_ms: float
     before_max_ms: float
     beside_p99_ms: float
     beside_max_ms: float
     first_s: float
-    """From the request to the new sink's first message."""
+    """From the request to the first message that is as it has it."""
 
     def __str__(self) -> str:
         return (
-            f"p99 {self.before_p99_ms:.0f} ms and at most {self.before_max_ms:.0f} before,"
+            f"{self.what}: p99 {self.before_p99_ms:.0f} ms and at most {self.before_max_ms:.0f} before,"
             f" {self.beside_p99_ms:.0f} and {self.beside_max_ms:.0f} beside the change;"
             f" first message after {self.first_s:.2f} s"
         )
@@ -70,19 +74,20 @@ class Idle:
 
 
 def changes(rounds: int, seconds: float) -> list[Changed]:
-    """Add a sink to a source with 100 of them while rows are written, so many rounds."""
+    """Change the sinks of a source with 100 of them while rows are written, so many rounds each."""
     found = []
     for number in range(rounds):
-        with bed(SINKS) as of:
-            file = of.file(document(of, nats=SINKS))
-            with of.serve("run", "run", "-c", str(file)) as running:
-                of.wait_ready(running)
-                found.append(_change(of, running, seconds))
-        say(f"change of one of {SINKS} sinks, round {number + 1}: {found[-1]}")
+        for what in (JOINS, MOVES):
+            with bed(SINKS) as of:
+                file = of.file(document(of, nats=SINKS))
+                with of.serve("run", "run", "-c", str(file)) as running:
+                    of.wait_ready(running)
+                    found.append(_change(of, running, seconds, what))
+            say(f"change beside {SINKS} sinks, round {number + 1}: {found[-1]}")
     return found
 
 
-def _change(of: Bed, running: Running, seconds: float) -> Changed:
+def _change(of: Bed, running: Running, seconds: float, what: str) -> Changed:
     with (
         JetStream(of.nats_url) as streams,
         _received(of) as received,
@@ -90,13 +95,19 @@ def _change(of: Bed, running: Running, seconds: float) -> Changed:
     ):
         streams.add_stream(_NEW, f"{_NEW}.>")  # its messages are another sink's, too
         time.sleep(seconds)
-        spec = document(of, nats=1)["sinks"]["s0"] | {"subject": f"{_NEW}.{{table}}"}
+        if what == JOINS:
+            changed, subjects = f"{_NEW}.{{table}}", (_NEW, f"{_NEW}.>")
+            body = document(of, nats=1)["sinks"]["s0"] | {"subject": changed}
+            request = f"/v1/sinks/{_NEW}", body, "PUT"
+        else:
+            changed, subjects = f"{STREAM}.live.moved.{{table}}", (STREAM, f"{STREAM}.live.moved.>")
+            request = "/v1/sinks/s0", {"subject": changed}, "PATCH"
         asked = time.monotonic_ns()
-        code, answer = of.ask(running, f"/v1/sinks/{_NEW}", spec, "PUT")
+        code, answer = of.ask(running, *request)
         if code not in (200, 201):
             raise ContenderError(f"the change was refused with {code}: {answer}")
         with Probe(of.nats_url) as probe:
-            of.wait(running, "delivering to the new sink", lambda: probe.count(_NEW) > 0)
+            of.wait(running, "delivering as changed", lambda: probe.count_of(*subjects) > 0)
         first_s = (time.monotonic_ns() - asked) / 1e9
         writer.wait(6 * seconds + 60)
         last = _committed(of)[-2]
@@ -109,7 +120,7 @@ def _change(of: Bed, running: Running, seconds: float) -> Changed:
     begin = committed[2]
     before = [d for when, d in delays if begin + 2e9 <= when < asked]
     beside = [d for when, d in delays if asked <= when < asked + SPAN_S * 1e9]
-    return Changed(_p99(before), max(before), _p99(beside), max(beside), first_s)
+    return Changed(what, _p99(before), max(before), _p99(beside), max(beside), first_s)
 
 
 def _p99(delays: list[float]) -> float:

@@ -60,6 +60,13 @@ def pages(found: Sequence[Page]) -> str:
 
 def changes(found: Sequence[Changed], seconds: float) -> str:
     """Return what a change adds to the latency of the sinks that it does not concern."""
+    return "\n".join(
+        _change(what, [each for each in found if each.what == what], seconds)
+        for what in (live.JOINS, live.MOVES)
+    )
+
+
+def _change(what: str, found: Sequence[Changed], seconds: float) -> str:
     median = statistics.median
     before = median(c.before_p99_ms for c in found), max(c.before_max_ms for c in found)
     beside = median(c.beside_p99_ms for c in found), max(c.beside_max_ms for c in found)
@@ -70,11 +77,11 @@ def changes(found: Sequence[Changed], seconds: float) -> str:
     first = median(c.first_s for c in found)
     verdicts = [
         at_most("p99 more beside the change, ms", beside[0] - before[0], 100, 20),
-        at_most("the new sink's first message after, s", first, 5, 2),
+        at_most("the first message as changed after, s", first, 5, 2),
     ]
     return (
-        f"## A sink more beside {live.SINKS} of one source at {live.RATE:,} rows/s,"
-        f" {len(found)} rounds\n\n{table(['latency of the others, ms', 'p99', 'max'], lines)}\n\n"
+        f"## {live.SINKS} sinks of one source at {live.RATE:,} rows/s, and {what},"
+        f" {len(found)} rounds\n\n{table(['latency of all, ms', 'p99', 'max'], lines)}\n\n"
         f"{verdict_table(verdicts)}"
     )
 
