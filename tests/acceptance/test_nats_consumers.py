@@ -7,11 +7,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import orjson
+import yaml
 
+from penstock.desired.entities import Change
+from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.streams.store import Store
 
 from ..pipeline import PATIENCE, Penstock, penstock
+from .test_follow import Load
 
 CONFIG = """\
 store: ${SHOP_URL}
@@ -49,6 +54,14 @@ DO $$ BEGIN FOR of IN 0..9 LOOP
     UPDATE others SET n = n + 1;
     COMMIT;
 END LOOP; END $$
+"""
+
+
+COPY_OTHERS = """
+CREATE FUNCTION copy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO others VALUES (NEW.id); RETURN NULL;
+END $$;
+CREATE TRIGGER copy AFTER INSERT ON items FOR EACH ROW EXECUTE FUNCTION copy();
 """
 
 
@@ -116,6 +129,65 @@ def test_from_the_beginning(database: Database, server_dir: Path, tmp_path: Path
         first = 0 if table == "items" else 51
         assert found == [n for n in range(first, 61) if n != 7]
     assert Counter(table for table, _ in versions) == {"items": 20, "others": 20}
+
+
+def test_its_tables_change_under_load(
+    database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    """Those that stay come once each and in order; JetStream here takes nothing for a copy."""
+    database.execute("CREATE TABLE items (id bigint PRIMARY KEY, price numeric)")
+    database.execute("INSERT INTO items VALUES (0, 0)")
+    database.execute("CREATE TABLE others (id bigint PRIMARY KEY)")
+    database.execute(COPY_OTHERS)
+    environment = {"SHOP_URL": database.url, "NATS_URL": nats_server.url}
+    text = CONFIG.replace("filter: record.n <> 7", "actions: [insert, update]")
+    spec = yaml.safe_load(text)["consumers"]["mail"]
+    (tmp_path / "penstock.yaml").write_text(text.replace("FILTER", "items"))
+    nats.add_stream("MAIL", "mail.>", duplicate_window=0.1)
+    with ExitStack() as stack:
+        stack.callback(nats.delete_stream, "MAIL")
+        run = stack.enter_context(Penstock(tmp_path, environment=environment))
+        run.start().wait_ready()
+        store = stack.enter_context(Store(database.url))
+        state = DesiredState(store, environment)
+        load = Load(database, 1)
+
+        def handed_over() -> list[dict[str, object]]:
+            return [e for e in run.events() if e["event"] == "the slot is handed over"]
+
+        def read() -> dict[str, list[dict[str, int]]]:
+            found: dict[str, list[dict[str, int]]] = {"items": [], "others": []}
+            for message in nats.messages("MAIL"):
+                body = orjson.loads(message.data)
+                found[body["metadata"]["table_name"]].append(body["record"])
+            return found
+
+        def take(*tables: str) -> None:
+            """Have the consumer take these tables, and wait until it does."""
+            before = len(handed_over())
+            after = spec | {"filters": {"table": list(tables)}}
+            state.write([Change("consumer", "mail", None, after)], by="test", door="api")
+            run.wait_for(lambda: len(handed_over()) > before, PATIENCE, "handed over")
+
+        run.wait_for(lambda: len(read()["items"]) > 10, PATIENCE, "delivering")
+        take("items", "others")
+        run.wait_for(lambda: len(read()["others"]) > 10, PATIENCE, "delivering the other table")
+        take("items")
+        at = load.last
+        run.wait_for(lambda: load.last > at + 10, PATIENCE, "writing")
+        written = load.stop()
+        run.wait_for(
+            lambda: any(r["price"] == str(written[-1]) for r in read()["items"]),
+            PATIENCE, "delivering all",
+        )  # fmt: skip
+        found = read()
+        assert all(e["in_order"] for e in handed_over())
+        assert [int(r["price"]) for r in found["items"] if r["id"] == 0] == written
+        assert [r["id"] for r in found["items"] if r["id"]] == written
+        others = [r["id"] for r in found["others"]]
+        assert others == [*range(others[0], others[-1] + 1)]
+        assert written[0] < others[0] < others[-1] < written[-1]
+        assert run.stop() == 0
 
 
 def _count(streams: JetStream, stream: str = "MAIL") -> int:
