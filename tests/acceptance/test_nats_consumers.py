@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import orjson
 import yaml
@@ -155,8 +156,8 @@ def test_its_tables_change_under_load(
         def handed_over() -> list[dict[str, object]]:
             return [e for e in run.events() if e["event"] == "the slot is handed over"]
 
-        def read() -> dict[str, list[dict[str, int]]]:
-            found: dict[str, list[dict[str, int]]] = {"items": [], "others": []}
+        def read() -> dict[str, list[dict[str, Any]]]:
+            found: dict[str, list[dict[str, Any]]] = {"items": [], "others": []}
             for message in nats.messages("MAIL"):
                 body = orjson.loads(message.data)
                 found[body["metadata"]["table_name"]].append(body["record"])
