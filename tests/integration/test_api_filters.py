@@ -90,10 +90,11 @@ def test_a_source_that_never_ran(shop: Shop) -> None:
 def test_a_stream_of_rows(shop: Shop) -> None:
     rows = make_stream(with_catalog(shop).store, "rows", kind="rows")
     path = "/v1/http-consumers/c"
-    body = {"name": "c", "stream": "rows", **sql("record.amount > 10")}
-    assert shop.client.post("/v1/http-consumers", json=body).status_code == 201
     publish(shop.store, rows, [inserted(n, amount=20) for n in (1, 2, 3)])
     publish(shop.store, rows, [updated(1, amount=5), updated(2, amount=30), deleted(3)])
+    # Made behind both: a receive between them would get the first versions.
+    body = {"name": "c", "stream": "rows", **sql("record.amount > 10")}
+    assert shop.client.post("/v1/http-consumers", json=body).status_code == 201
     answer = shop.client.get(f"{path}/next", params=ALL)
     assert ids(answer) == [2]
     assert answer.json()["data"][0]["record"] == {"id": 2, "amount": 30}
