@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -31,8 +29,6 @@ SPAN_S = 5.0
 """Seconds from the change on whose messages count as those beside it."""
 _SETTLE_S = 15.0
 _NEW = "new"
-
-
 JOINS, MOVES = "another sink joins", "one has another subject"
 
 
@@ -46,7 +42,7 @@ class Changed:
     beside_p99_ms: float
     beside_max_ms: float
     first_s: float
-    """From the request to the first message that is as it has it."""
+    """From the request to the first message of the new sink, or under the new subject."""
 
     def __str__(self) -> str:
         return (
@@ -225,7 +221,7 @@ def _taken_over(of: Bed, first: Running, second: Running) -> float:
         began = time.monotonic()
         for process in usage.tree(first.pid):
             with suppress(psutil.NoSuchProcess):
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
         of.add_rows(1, 1)
         while probe.count(STREAM) < 2:
             second.check()

@@ -59,7 +59,7 @@ def pages(found: Sequence[Page]) -> str:
 
 
 def changes(found: Sequence[Changed], seconds: float) -> str:
-    """Return what a change adds to the latency of the sinks that it does not concern."""
+    """Return what each kind of change adds to the latency of 100 sinks."""
     return "\n".join(
         _change(what, [each for each in found if each.what == what], seconds)
         for what in (live.JOINS, live.MOVES)

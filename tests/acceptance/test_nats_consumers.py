@@ -135,7 +135,7 @@ def test_from_the_beginning(database: Database, server_dir: Path, tmp_path: Path
 def test_its_tables_change_under_load(
     database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
 ) -> None:
-    """Those that stay come once each and in order; JetStream here takes nothing for a copy."""
+    """Messages of the table that stays come once each and in order; JetStream drops no copies here."""
     database.execute("CREATE TABLE items (id bigint PRIMARY KEY, price numeric)")
     database.execute("INSERT INTO items VALUES (0, 0)")
     database.execute("CREATE TABLE others (id bigint PRIMARY KEY)")

@@ -21,6 +21,7 @@ from penstock.cli.api_tools import ApiTools
 from penstock.core.group_hash import group_hash
 from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database
+from penstock.expressions import ColumnType
 from penstock.streams.nats_consumers import NatsConsumers
 
 SOURCE = {"type": "postgres", "url": "postgresql://app:hush%40hush@db.invalid/shop", "slot": "shop"}
@@ -240,6 +241,16 @@ def test_plan_apply_and_export(shop: Shop) -> None:
     assert shop.client.get("/v1/consumers").json()["data"] == []
     who = {(e["who"], e["door"]) for e in shop.client.get("/v1/audit").json()["data"]}
     assert who == {("admin", "file")}
+
+
+def test_a_plan_refuses_a_condition_that_the_stream_lacks_the_columns_for(shop: Shop) -> None:
+    shop.store.save_catalog("shop", {("public", "items"): {"id": ColumnType("pg_catalog", "int8")}})
+    wrong = DOCUMENT.replace("workers: {", "workers: {filters: {sql: record.totl > 1}, ")
+    for path in ("/v1/plan", "/v1/apply"):
+        refused = shop.client.post(path, content=wrong)
+        assert "unknown column record.totl of public.items" in refused.text
+        problem(refused, 422, "body")
+    assert shop.client.get("/v1/sources").json()["data"] == []
 
 
 @pytest.mark.parametrize("with_etag", [True, False])

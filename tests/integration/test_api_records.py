@@ -142,7 +142,7 @@ def test_the_list_of_syncs_changes_and_the_others_lose_and_repeat_nothing(shop: 
         publish(shop, "changes", one, other, lsn=lsn)
 
     def take(*last: str, size: int = 10) -> list[str]:
-        """Receive until the last events of the two syncs have come; a receive may come before them."""
+        """Receive until these events have come: one receive may be too early."""
         tokens: list[str] = []
         while not {*last} <= {*came}:
             found = received(shop, "workers", size, 30_000)["data"]

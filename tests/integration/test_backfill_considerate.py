@@ -115,7 +115,7 @@ def test_a_cancel_closes_its_sessions(database: Database) -> None:
 def test_a_cancel_closes_the_session_that_asks_how_far_the_wal_is(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cancelled, too, before it has a snapshot."""
+    """The cancel ends that statement. The session has no snapshot yet."""
 
     def asks(connection: Connection, _: object) -> bool:
         connection.execute("SELECT pg_sleep(60)")

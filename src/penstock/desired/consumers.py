@@ -219,10 +219,8 @@ def _refuse(
         log.error("a consumer can't be served as it is", consumer=name, error=error.message)
 
 
-def check_filters(
-    store: Store, changes: Iterable[Change], environ: Mapping[str, str] = os.environ
-) -> None:
-    """Raise `ConfigError` for filters in SQL that `follow` would refuse; `StoreError` too."""
+def check_filters(store: Store, changes: Iterable[Change], environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for filters in SQL that `follow` would refuse. Raises `StoreError`."""
     specs = {c.name: c.after for c in changes if c.kind == "consumer" and c.after is not None}
     if not any(spec.get("filters") for spec in specs.values()):
         return
@@ -245,12 +243,14 @@ def _check_filter(
     streams: Mapping[str, int],
     environ: Mapping[str, str],
 ) -> None:
-    """Raise `ConfigError` for a filter in SQL that can't be planned; a run knows its other variables."""
+    """Raise `ConfigError` for a filter in SQL that can't be planned.
+
+    Where `environ` lacks a variable of it, the run that has the variable checks it.
+    """
     filters = spec.get("filters")
+    text = filters.get("sql") if isinstance(filters, Mapping) else None
     document = Document()
-    text = filled(
-        filters.get("sql") if isinstance(filters, Mapping) else None, environ, (), document
-    )
+    text = filled(text, environ, (), document)
     stream = streams.get(str(spec.get("stream")))
     if isinstance(text, str) and not document.problems and stream is not None:
         _planned(connection, stream, name, text)
