@@ -120,7 +120,7 @@ def _local_cores(master: str) -> int | None:
 
 
 def settings_of(master: str, conf: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return all settings of a session for `master`: `SETTINGS`, those of a local one, and `conf` over them."""
+    """Return all settings of a session for `master`; `conf` counts before Penstock's own."""
     merged = {**SETTINGS, **(_LOCAL if master.startswith("local") else {}), **(conf or {})}
     quiet = Path(__file__).with_name("log4j2.properties").as_uri()
     merged["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile={quiet}"
