@@ -50,17 +50,21 @@ def localstripe() -> Iterator[httpx.Client]:
 def proxied(stripe: httpx.Client) -> Iterator[LoopbackApi]:
     """Serve as the proxy of a network in which any address leads to `stripe`.
 
-    Stripe gives the events of `customer.*`; localstripe knows no such type, so they are chosen here.
+    Stripe lists the events of `customer.*`, newest first. localstripe knows no such type and lists the
+    oldest first: here they are filtered and reversed, in one page.
     """
 
     def answer(asked: Asked) -> Answer:
         query = dict(asked.query)
         kind = query.pop("type", "").removesuffix("*")
+        if kind:
+            query["limit"] = "10000"
         login = {"authorization": asked.headers["authorization"]}
         found = stripe.get(asked.path, params=query, headers=login)
         body = found.json()
         if kind:
-            body["data"] = [each for each in body["data"] if each["type"].startswith(kind)]
+            assert not body["has_more"]
+            body["data"] = [e for e in reversed(body["data"]) if e["type"].startswith(kind)]
         return Answer(body, found.status_code)
 
     with LoopbackApi(answer) as proxy:

@@ -10,14 +10,12 @@ from email.utils import format_datetime
 
 import httpx
 import pytest
-from tests.localstripe import KEY, localstripe
+from tests.localstripe import KEY, localstripe, proxied
 from tests.loopback_api import Answer, Asked, LoopbackApi
 from tests.sync_copy import Copy, made
 from tests.waits import await_true
 
 from penstock.syncs.connectors.contract import Json, Kind
-from penstock.syncs.connectors.make import ready_settings
-from penstock.syncs.connectors.ready.stripe import StripeConnector
 
 
 @pytest.fixture
@@ -26,28 +24,27 @@ def stripe() -> Iterator[httpx.Client]:
         yield client
 
 
-class _EveryEvent(StripeConnector):
-    """localstripe knows no `customer.*`: it gives all events instead."""
+@pytest.fixture
+def proxy(stripe: httpx.Client) -> Iterator[LoopbackApi]:
+    with proxied(stripe) as api:
+        yield api
 
-    def event_filter(self, name: str) -> Json:
-        return {}
 
-
-def test_stripe_with_localstripe(stripe: httpx.Client) -> None:
-    url = str(stripe.base_url).rstrip("/")
-    ready = ready_settings("stripe").model_copy(update={"allow_private": True})
-    connector = _EveryEvent("stripe", ready, {"api_key": KEY, "api_url": url})
+def test_stripe_with_localstripe(stripe: httpx.Client, proxy: LoopbackApi) -> None:
+    connector = made("stripe", proxy.url, api_key=KEY)
     copy = Copy(connector, "customers")
 
     def create(name: str) -> str:
-        made = stripe.post("/v1/customers", data={"name": name}).raise_for_status().json()
-        return str(made["id"])
+        answer = stripe.post("/v1/customers", data={"name": name})
+        return str(answer.raise_for_status().json()["id"])
 
     first = [create(f"c{i}") for i in range(230)]
     copy.job(Kind.BACKFILL)
     assert set(copy.records) == set(first)
     stripe.post(f"/v1/customers/{first[0]}", data={"name": "new"}).raise_for_status()
     stripe.delete(f"/v1/customers/{first[1]}").raise_for_status()
+    twice = create("made")
+    stripe.post(f"/v1/customers/{twice}", data={"name": "changed at once"}).raise_for_status()
     last = create("last")
     # The clock of an API counts in seconds: what is of this one is read by the next poll.
     await_true(
@@ -55,6 +52,7 @@ def test_stripe_with_localstripe(stripe: httpx.Client) -> None:
     )
     assert copy.records[first[1]].deleted
     assert copy.alive()[first[0]]["name"] == "new"
+    assert copy.alive()[twice]["name"] == "changed at once"
     there = {
         each["id"]
         for each in stripe.get("/v1/customers", params={"limit": 1000}).json()["data"]
