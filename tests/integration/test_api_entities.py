@@ -244,11 +244,13 @@ def test_plan_apply_and_export(shop: Shop) -> None:
 
 
 def test_a_plan_refuses_a_condition_that_the_stream_lacks_the_columns_for(shop: Shop) -> None:
-    shop.store.save_catalog("shop", {("public", "items"): {"id": ColumnType("pg_catalog", "int8")}})
+    columns = {"id": ColumnType("pg_catalog", "int8"), "total": ColumnType("pg_catalog", "numeric")}
+    shop.store.save_catalog("shop", {("public", "items"): columns})
     wrong = DOCUMENT.replace("workers: {", "workers: {filters: {sql: record.totl > 1}, ")
     for path in ("/v1/plan", "/v1/apply"):
         refused = shop.client.post(path, content=wrong)
-        assert "unknown column record.totl of public.items" in refused.text
+        expected = "unknown column record.totl of public.items; did you mean record.total?"
+        assert refused.json()["detail"].endswith(expected)
         problem(refused, 422, "body")
     assert shop.client.get("/v1/sources").json()["data"] == []
 

@@ -1,4 +1,4 @@
-"""What errors have in common: the word that was meant, and the path of a key."""
+"""What errors have in common: the word that was meant, the path of a key, the end of a sentence."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def closest(given: str, known: Iterable[str]) -> str | None:
     words = {word.lower(): word for word in reversed(list(known))}
     found = difflib.get_close_matches(given.lower(), list(words), n=1)
     return words[found[0]] if found else None
+
+
+def sentence(text: str) -> str:
+    """Return a text with a full stop, unless it ends with a question: `…; did you mean id?`."""
+    return text if text.endswith("?") else f"{text}."
 
 
 def dotted(path: Path) -> str:

@@ -17,6 +17,7 @@ from penstock.core.errors import SetupError
 from penstock.core.health import Failure
 from penstock.core.message import Position
 from penstock.core.tables import qualified_name
+from penstock.core.text import sentence
 from penstock.expressions import Columns, ColumnType, load_columns
 from penstock.expressions.planned import Table
 from penstock.postgres.admin import Catalog, open_catalog
@@ -124,7 +125,7 @@ def of_source(
     try:
         made = plan(sinks, columns, before)
     except PlanError as error:
-        raise SetupError("expression", f"{error}.") from None
+        raise SetupError("expression", sentence(str(error))) from None
     if made is not None:
         made.lsn = lsn
     return made

@@ -26,6 +26,7 @@ from penstock.api.schemas import LastError, StreamMessage, StreamMessages, iso_t
 from penstock.config.consumers import Filters, storable
 from penstock.core.message import Position
 from penstock.core.tables import TablePattern
+from penstock.core.text import sentence
 from penstock.streams.consumers.browse import END, Criteria, SearchPage, browse, condition
 from penstock.streams.consumers.history import ConsumerStanding, history
 from penstock.streams.consumers.registry import Consumers
@@ -229,7 +230,10 @@ async def _condition(search: StreamSearch, text: str | None) -> Any:
         return await condition(search, text)
     except ExpressionError as error:
         raise Problem(
-            422, f"filter: {error}.", [("filter", str(error))], more={"position": error.position}
+            422,
+            sentence(f"filter: {error}"),
+            [("filter", str(error))],
+            more={"position": error.position},
         ) from None
 
 

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from penstock.core import queries
+from penstock.core.text import sentence
 from penstock.expressions.catalog import Columns
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.postgres.quoting import quoted
@@ -54,7 +55,7 @@ def planned(text: str, columns: Columns | None, source: str, version: int) -> Tr
     try:
         return translated(text, columns, version)
     except ExpressionError as error:
-        raise WrongSetting(f"{FIELD}: {error}.", FIELD) from None
+        raise WrongSetting(sentence(f"{FIELD}: {error}"), FIELD) from None
 
 
 def translated(text: str, columns: Columns, version: int) -> Translated:
