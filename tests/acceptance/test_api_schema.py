@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import schemathesis
 from schemathesis import Case, HookContext, engine
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
-from tests.api_help import Shop
+from tests.api_help import Shop, tokens
 from tests.loopback_api import Answer, LoopbackApi
 
 from penstock.cli.api_tools import ApiTools
 from penstock.config.models import SECTIONS
 from penstock.embedded.handles import Database
+from penstock.streams.nats_consumers import NatsConsumers
 
 _MAX_WAIT = 5  # milliseconds that a receive may wait here
 # What a JSON schema can't say: which strings are URLs, tables, secrets, and which settings are whose.
-_THERE = {
+_THERE: dict[str, Any] = {
     "consumer": "workers", "stream": "orders", "source": "shop", "sink": "orders",
-    "provider": "mine", "credential": "key", "sync": "copy",
+    "provider": "mine", "credential": "key", "sync": "copy", "target": "far",
 }  # fmt: skip
+_THERE_AT: dict[str, dict[str, Any]] = {
+    "/v1/nats-consumers/": {"consumer": "mail"},
+    "/v1/backfills/": {"id": 1},
+    "/v1/dead-letters/": {"id": 1},
+}
+"""The same below some paths."""
 _IDS: set[str] = set()
 """The ids of these."""
 PROVIDER = {
@@ -31,10 +41,18 @@ PROVIDER = {
     "paginator": {"type": "single_page"},
     "collections": {"things": {"path": "things"}},
 }
+NOWHERE = "nats://127.0.0.1:1"
+BASTION = {"host": "127.0.0.1", "port": 1, "user": "penstock"}
+_UNREACHABLE = ("POST /v1/targets/{target}/test", "POST /v1/targets/{target}/bastion/host-key")
+"""Those that ask what is away here."""
 _SETTINGS = {
     "positive_data_acceptance": {
         "expected-statuses": ["2xx", "404", "409", "412", "422", "428", "502", "503"]
     }
+}
+_AWAY = {
+    check: {"expected-statuses": ["2xx", "4xx", "502", "503"]}
+    for check in ("not_a_server_error", "positive_data_acceptance")
 }
 # Those of schemathesis, and that of a query too long for a request's head.
 _REFUSED = [
@@ -98,18 +116,23 @@ _BY_HAND = (
 )
 
 
+def _there(path: str) -> dict[str, Any]:
+    """Return what is there for the parts of a path."""
+    return _THERE | _THERE_AT.get(path.rpartition("{")[0], {})
+
+
 @schemathesis.hook
 def before_call(_: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
     """Let half of what is sent be about something that is there, and nothing wait."""
     if case.path_parameters.get("name") == "admin":
         case.path_parameters["name"] = "nobody"  # the token that all of this is asked with
-    for name, there in _THERE.items():
+    for name, there in _there(case.operation.path).items():
         given = case.path_parameters.get(name)
-        if case.method == "DELETE":
+        if case.method == "DELETE" and name != "id":
             # A test of several steps deletes what it has put: with it the stream would be gone.
             if given in (there, *_IDS):
                 case.path_parameters[name] = "nobody"
-        elif isinstance(given, str) and len(given) % 2:
+        elif (isinstance(given, str) and len(given) % 2) or (isinstance(given, int) and given % 2):
             case.path_parameters[name] = there
     for place in (case.query, case.body):
         if isinstance(place, dict) and "wait_for_ms" in place:
@@ -119,7 +142,9 @@ def before_call(_: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None
                     place["wait_for_ms"] = _MAX_WAIT
 
 
-def test_every_operation(database: Database) -> None:
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    """An API with something of every kind, on a database with a table; no run is there."""
     with (
         LoopbackApi(lambda _: Answer(body=b"[]")) as api,
         Shop(database.url, ApiTools(), "orders") as shop,
@@ -132,29 +157,74 @@ def test_every_operation(database: Database) -> None:
             ("providers/mine", {**PROVIDER, "base_url": api.url}),
             ("credentials/key", {"provider": "mine", "properties": {"api_key": "k"}}),
             ("syncs/copy", {"provider": "mine", "collections": ["things"], "credential": "key"}),
+            ("targets/far", {"type": "nats", "url": NOWHERE, "bastion": BASTION}),
+            ("consumers/mail", {"type": "nats", "stream": "orders", "target": "far"}),
         ):
             assert shop.client.put(f"/v1/{path}", json=spec).status_code == 201
-        for path in ("sources/shop", "sinks/orders", "consumers/workers", "syncs/copy"):
-            _IDS.add(shop.client.get(f"/v1/{path}").json()["id"])
-        config = SchemathesisConfig.from_dict(
-            {
-                "seed": 1,
-                "generation": {"deterministic": True, "max-examples": 8, "no-shrink": True},
-                "checks": {"negative_data_rejection": {"expected-statuses": _REFUSED}},
-                "operations": [{"include-name": name, "checks": _SETTINGS} for name in _BY_HAND],
-                "headers": {"Authorization": f"Bearer {shop.token}"},
-            }
-        )
-        schema = schemathesis.openapi.from_url(
-            f"http://{shop.api.address}/openapi.json", config=config
-        )
-        wrong, seen, operations = _run(schema)
-        assert not wrong, "\n".join(wrong)
-        paths = shop.client.get("/openapi.json").json()["paths"].items()
-        labels = {f"{method.upper()} {path}" for path, each in paths for method in each}
-        assert not labels - operations
-        assert set(seen) >= {200, 201, 400, 401, 404, 405, 409, 422}, seen
-        assert shop.client.get("/v1/streams/orders").status_code == 200
+        NatsConsumers(shop.store).register(shop.stream, "mail", {"url": NOWHERE}, "all")
+        _make_a_dead_letter(shop)
+        database.execute("CREATE TABLE things (id int PRIMARY KEY)")
+        asked = {"sink": "orders", "table": "public.things"}
+        assert shop.client.post("/v1/backfills", json=asked).json()["data"][0]["id"] == 1
+        yield shop
+
+
+def test_every_operation(shop: Shop) -> None:
+    for path in (
+        "sources/shop", "sinks/orders", "consumers/workers", "syncs/copy", "targets/far",
+        "consumers/mail",
+    ):  # fmt: skip
+        _IDS.add(shop.client.get(f"/v1/{path}").json()["id"])
+    config = SchemathesisConfig.from_dict(
+        {
+            "seed": 1,
+            "generation": {"deterministic": True, "max-examples": 8, "no-shrink": True},
+            "checks": {"negative_data_rejection": {"expected-statuses": _REFUSED}},
+            "operations": [
+                *({"include-name": name, "checks": _SETTINGS} for name in _BY_HAND),
+                *({"include-name": name, "checks": _AWAY} for name in _UNREACHABLE),
+            ],
+            "headers": {"Authorization": f"Bearer {shop.token}"},
+        }
+    )
+    schema = schemathesis.openapi.from_url(f"http://{shop.api.address}/openapi.json", config=config)
+    wrong, seen, operations = _run(schema)
+    assert not wrong, "\n".join(wrong)
+    paths = shop.client.get("/openapi.json").json()["paths"].items()
+    labels = {f"{method.upper()} {path}" for path, each in paths for method in each}
+    assert not labels - operations
+    assert set(seen) >= {200, 201, 400, 401, 404, 405, 409, 422}, seen
+    assert shop.client.get("/v1/streams/orders").status_code == 200
+
+
+def test_every_path_takes_a_name_and_an_id(shop: Shop) -> None:
+    (message,) = shop.client.get("/v1/streams/orders/messages?limit=1").json()["data"]
+    position = message["position"]
+    parts = {"table": "public.things", "position": f"{position['lsn']}:{position['idx']}"}
+    for path, methods in shop.client.get("/openapi.json").json()["paths"].items():
+        kinds = [kind for kind in _THERE if f"{{{kind}}}" in path]
+        if "get" not in methods or not kinds:
+            continue
+        (kind,) = kinds
+        name = _there(path)[kind]
+        id_ = shop.client.get(f"/v1/{kind}s/{name}").json()["id"]
+        assert str(uuid.UUID(id_)) == id_
+        answers = [shop.client.get(path.format(**parts, **{kind: each})) for each in (name, id_)]
+        status = 404 if path == "/v1/sources/{source}/bastion" else 200  # it has none
+        assert [answer.status_code for answer in answers] == [status, status], path
+        by_name, by_id = [answer.json() for answer in answers]
+        # Lags differ, and each receive takes another message.
+        assert by_name.keys() == by_id.keys(), path
+        for key in ("id", "name"):
+            assert by_name.get(key) == by_id.get(key), path
+
+
+def _make_a_dead_letter(shop: Shop) -> None:
+    path = "/v1/consumers/workers"
+    for _ in range(3):
+        got = shop.client.post(f"{path}/receive", json={"wait_for_ms": 20_000})
+        assert shop.client.post(f"{path}/nack", json={"ack_tokens": tokens(got)}).status_code == 200
+    assert len(shop.client.get("/v1/dead-letters").json()["data"]) == 1
 
 
 def _run(schema: schemathesis.BaseSchema) -> tuple[list[str], Counter[int], set[str]]:

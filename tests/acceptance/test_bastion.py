@@ -19,6 +19,9 @@ from ..cli import run
 from ..pipeline import PATIENCE, Penstock, penstock
 from ..relay_help import bodies, publish_at_once, set_outbox
 
+ROWS = 100_000
+"""A backfill of so many lasts for more than a second."""
+
 
 class Far:
     """A run whose source and NATS target lie behind one bastion."""
@@ -110,6 +113,38 @@ def test_nothing_is_lost_while_the_bastion_is_away(
         process.wait_for(lambda: process.get("/readyz")[0] == 200, PATIENCE, "ready again")
         assert far.nats.info("FAR").state.messages == 3000
         assert "PRIVATE KEY" not in process.log()
+    assert {("pg.internal", 5432), ("nats.internal", 4222)} == set(ssh.asked)
+
+
+def test_a_backfill_goes_on_behind_a_bastion_that_was_away(
+    far: Far, database: Database, ssh: SshServer
+) -> None:
+    insert(database, 1, ROWS)
+    far.bastion["host_key"] = public(ssh.host_key)
+    far.write()
+    with Penstock(far.folder) as process:
+        process.start().wait_ready()
+        run(far.folder, "backfill start --sink out")
+
+        def read() -> int:
+            return far.nats.info("FAR").state.messages
+
+        process.wait_for(lambda: read() > ROWS / 20, PATIENCE, "its first rows")
+        ssh.kill()
+        assert read() < ROWS, "it was over before the bastion was killed"
+        process.wait_for(
+            lambda: "bastion_unreachable" in process.get("/status")[1], PATIENCE, "the bastion"
+        )
+        ssh.start()
+
+        def state() -> str:
+            (backfill,) = json.loads(run(far.folder, "backfill list --json"))
+            found: str = backfill["state"]
+            return found
+
+        process.wait_for(lambda: state() == "done", PATIENCE, "the end of it")
+        assert far.seen() == set(range(1, ROWS + 1))
+        process.wait_for(lambda: process.get("/readyz")[0] == 200, PATIENCE, "ready again")
     assert {("pg.internal", 5432), ("nats.internal", 4222)} == set(ssh.asked)
 
 

@@ -187,6 +187,7 @@ def test_a_pipeline_on_a_cluster_of_two_workers(
     tmp_path: Path,
 ) -> None:
     nats.add_stream("CLUSTER", ["cluster.>"])
+    nats.add_stream("MAIL", ["mail.>"])
     database.execute("CREATE TABLE things (id int PRIMARY KEY, version int)")
     (tmp_path / "penstock.yaml").write_text(
         f"""
@@ -194,6 +195,9 @@ sources:
   cluster: {{type: postgres, url: "{database.url}", slot: slot_{database.name}}}
 sinks:
   things: {{type: nats, source: cluster, url: "{nats_server.url}"}}
+  events: {{type: stream, source: cluster}}
+consumers:
+  mail: {{type: nats, stream: events, url: "{nats_server.url}", subject: "mail.{{table}}"}}
 spark:
   master: {cluster.master}
   conf: {{spark.executor.memory: 512m, spark.cores.max: 2, spark.driver.host: 127.0.0.1}}
@@ -208,11 +212,13 @@ store: "{database.url}"
 
         run(*command, cwd=tmp_path)
 
-        assert _versions(nats.messages("CLUSTER")) == {i: [1, 2] for i in range(1, 30001)}
+        for stream in ("CLUSTER", "MAIL"):
+            assert _versions(nats.messages(stream)) == {i: [1, 2] for i in range(1, 30001)}
         logs = [log.read_text(errors="replace") for log in cluster.folder.glob("*/*/stderr")]
         assert len([log for log in logs if "executor" in log]) >= 2
     finally:
         nats.delete_stream("CLUSTER")
+        nats.delete_stream("MAIL")
 
 
 def _versions(messages: list[Msg]) -> dict[int, list[int]]:

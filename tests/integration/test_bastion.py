@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -37,6 +40,7 @@ from penstock.sinks.nats.client import connect_first
 from .nats_servers import Writer, batch, make_certificates
 
 HOST = "nats.internal"
+SSL_REQUEST = (8).to_bytes(4) + (80_877_103).to_bytes(4)
 
 
 def invoke(*words: object) -> Result:
@@ -211,10 +215,68 @@ def test_a_source_keeps_its_servers_name(ssh: SshServer, database: Database) -> 
     assert "127.0.0.1" in str(caught.value)
 
 
+@contextmanager
+def tls_before(database: Database, certificate: Path, key: Path) -> Iterator[int]:
+    """Put TLS in front of a Postgres server that has none, as sslmode asks for it; give its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    host, _, port = database.url.rpartition("@")[2].partition("/")[0].partition(":")
+    loop = asyncio.new_event_loop()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):  # a client that refuses the certificate
+            assert await reader.readexactly(8) == SSL_REQUEST
+            writer.write(b"S")
+            await writer.start_tls(context)
+            far, to = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(pump(reader, to), pump(far, writer))
+
+    def wait(work: Coroutine[Any, Any, asyncio.Server]) -> asyncio.Server:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(20)
+
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = wait(asyncio.start_server(serve, "127.0.0.1", 0))
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        loop.call_soon_threadsafe(server.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+
+
+def test_verify_full_compares_the_far_servers_name(
+    ssh: SshServer, database: Database, tmp_path: Path
+) -> None:
+    ca, cert, key = make_certificates(tmp_path)
+    login, _, rest = database.url.rpartition("@")
+
+    def source(host: str) -> PostgresSource:
+        url = f"{login}@{host}:5432/{rest.partition('/')[2]}?sslmode=verify-full&sslrootcert={ca}"
+        return PostgresSource.model_validate({"type": "postgres", "url": url}).behind(ssh.bastion())
+
+    with tls_before(database, cert, key) as port:
+        for host in ("localhost", "elsewhere"):
+            ssh.names[host, 5432] = ("127.0.0.1", port)
+        with connect_source(source("localhost").address, "test") as connection:
+            assert connection.pgconn.ssl_in_use
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert identify(source("localhost").address, "s").tag
+        # The certificate is for 127.0.0.1 too: what the tunnel ends at must not count.
+        with pytest.raises(CaptureError, match="elsewhere") as caught:
+            connect_source(source("elsewhere").address, "test")
+        assert caught.value.code == "tls_failed"
+
+
 class _Http(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(204 if self.headers["host"] == "hook.internal" else 400)
+        self.send_response(204 if self.headers["host"] in ("hook.internal", "localhost") else 400)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -245,6 +307,39 @@ def test_a_webhook_behind_it_may_be_private(ssh: SshServer, loop: str) -> None:
         assert uvloop.run(post()) == 204
     else:
         assert asyncio.run(post()) == 204
+    server.shutdown()
+    server.server_close()
+
+
+def test_https_behind_it_is_verified_for_the_far_servers_name(
+    ssh: SshServer, tmp_path: Path
+) -> None:
+    ca, cert, key = make_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Http)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for host in ("localhost", "elsewhere"):
+        ssh.names[host, 443] = ("127.0.0.1", server.server_port)
+
+    async def bastion() -> Bastion:
+        return ssh.bastion()
+
+    async def post(host: str) -> int:
+        endpoint = Endpoint(
+            f"https://{host}/x", {}, allow_private=False, ca=ca.read_text(), bastion=bastion
+        )
+        try:
+            return (await endpoint.post(b"{}", b"", 10)).status
+        finally:
+            endpoint.close()
+
+    assert asyncio.run(post("localhost")) == 204
+    # The certificate is for 127.0.0.1 too: what the tunnel ends at must not count.
+    with pytest.raises(EndpointError, match="elsewhere: TLS failed: Hostname mismatch") as caught:
+        asyncio.run(post("elsewhere"))
+    assert caught.value.code == "tls"
     server.shutdown()
     server.server_close()
 

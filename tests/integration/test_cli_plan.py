@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,3 +303,21 @@ def test_what_is_printed_lets_the_last_sync_go(
         assert api.client.request(method, path).status_code in (200, 204)
     assert "Plan: 2 to delete." in penstock("apply", "--prune", "--yes")
     assert not DesiredState(store).read().entities
+
+
+def test_a_terminal_gets_colours_and_a_pipe_gets_none(file: Path, penstock: Penstock) -> None:
+    assert "\x1b" not in penstock("plan", code=2)
+    terminal, end = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm-256color"}
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        environ.pop(name, None)
+    command = [sys.executable, "-m", "penstock", "plan", str(file)]
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        process = subprocess.Popen(command, stdout=end, env=environ)
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # so ends a terminal whose other side is closed
+            while part := screen.read(65_536):
+                shown += part
+        assert process.wait(60) == 2
+    assert b"\x1b[32m+ source shop\x1b[0m" in shown

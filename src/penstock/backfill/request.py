@@ -83,6 +83,13 @@ class Backfill:
         """Whether it has not ended."""
         return self.state in OPEN
 
+    @property
+    def asked(self) -> dict[str, str | None]:
+        """What was asked for, as the audit log has it."""
+        return {
+            "sink": self.sink, "table": self.table, "where": self.condition, "from": self.start,
+        }  # fmt: skip
+
     def __str__(self) -> str:
         return f"backfill {self.id} of {self.table} to sink {self.sink}"
 

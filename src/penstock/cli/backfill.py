@@ -71,6 +71,7 @@ def start_backfill(
     from penstock.backfill.request import Backfills
     from penstock.cli.store import opened_both
     from penstock.config import reserved
+    from penstock.desired.actions import note_action
     from penstock.desired.with_file import configured
     from penstock.streams.store import Store
 
@@ -90,6 +91,8 @@ def start_backfill(
             store = Backfills(opened)
             numbers = store.create(requests)
             made = store.find(ids=numbers)
+            for each in made:
+                note_action(opened, "backfill", str(each.id), "start", each.asked)
     if as_json:
         typer.echo(json_text([dataclasses.asdict(each) for each in made]))
     for each in made:
@@ -201,9 +204,16 @@ def watch_backfills(
 def _command(
     numbers: list[int] | None, command: Command, past: str, config: Path, store_url: str | None
 ) -> None:
-    with errors(), _store(config, store_url) as store:
-        for number in numbers or [_the_only_one(store, command)]:
-            typer.echo(f"{past} {store.command(number, command)}.")
+    from penstock.backfill.request import Backfills
+    from penstock.cli.store import store_of
+    from penstock.desired.actions import note_action
+
+    with errors(), store_of(config, store_url) as store:
+        backfills = Backfills(store)
+        for number in numbers or [_the_only_one(backfills, command)]:
+            changed = backfills.command(number, command)
+            note_action(store, "backfill", str(number), command)
+            typer.echo(f"{past} {changed}.")
 
 
 def _the_only_one(store: Backfills, command: Command) -> int:

@@ -60,11 +60,13 @@ def pause_consumer(
 
     What workers have in flight they can still ack.
     """
+    from penstock.desired.actions import note_action
     from penstock.desired.from_file import who
     from penstock.streams.pauses import pause_consumer as pause
 
     with errors(), store_of(config, store_url) as store:
         pause(store, name, who())
+        note_action(store, "consumer", name, "pause")
     typer.echo(f"Paused {name}. What serves it does so within seconds.")
 
 
@@ -73,10 +75,12 @@ def resume_consumer(
     name: ConsumerName, config: ConfigFile = CONFIG, store_url: StoreUrl = None
 ) -> None:
     """Let a consumer go on where it was that is paused, or a webhook that was disabled."""
+    from penstock.desired.actions import note_action
     from penstock.streams.pauses import resume_consumer as resume
 
     with errors(), store_of(config, store_url) as store:
         resume(store, name)
+        note_action(store, "consumer", name, "resume")
     typer.echo(f"Resumed {name}. What serves it does so within seconds.")
 
 
@@ -94,11 +98,13 @@ def rewind_consumer(
     store_url: StoreUrl = None,
 ) -> None:
     """Publish from another place of the stream on, once more or without what lies between."""
+    from penstock.desired.actions import note_action
     from penstock.streams.nats_consumers import NatsConsumers
 
     place = _place(to)
     with errors(), store_of(config, store_url) as store:
         NatsConsumers(store).rewind(name, place)
+        note_action(store, "consumer", name, "rewind", {"to": to})
     typer.echo(f"Rewound {name} to {to}. The run does so within seconds.")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,6 +175,7 @@ def replay_letters(
         raise fail("name dead letters by their numbers, or add --all (of a --sink, a --consumer)")
     with errors(), _letters(config, url, store_url) as letters:
         sink, consumer = _check_names(letters, sink, consumer)
+        from penstock.desired.actions import of_letters
         from penstock.trial.replay import Replay
 
         meant: Iterable[StoredLetter] = (
@@ -181,14 +183,17 @@ def replay_letters(
             if numbers
             else _all_letters(letters.store, sink, consumer)
         )
-        count = 0
-        with Replay(letters.store, letters.configuration) as replay:
-            for letter in meant:
-                _check_owner(letter, sink, consumer)
-                replay.send(letter)
-                count += 1
-                typer.echo(f"Replayed {letter.id}, of {_owner(letter)}.")
-    if not count:
+        done: Counter[tuple[str, str]] = Counter()
+        try:
+            with Replay(letters.store, letters.configuration) as replay:
+                for letter in meant:
+                    _check_owner(letter, sink, consumer)
+                    replay.send(letter)
+                    done[of_letters(letter.sink, letter.consumer)] += 1
+                    typer.echo(f"Replayed {letter.id}, of {_owner(letter)}.")
+        finally:
+            _note(letters.store, "replay dead letters", done)
+    if not done:
         typer.echo("There is nothing to replay.")
 
 
@@ -204,18 +209,34 @@ def purge_letters(
     store_url: StoreUrl = None,
 ) -> None:
     """Delete dead letters for ever: those that fit all that is given, or all of them."""
+    from penstock.desired.actions import of_letters
+
     with errors(), _letters(config, url, store_url) as letters:
         sink, consumer = _check_names(letters, sink, consumer)
-        for number in numbers or ():
-            _check_owner(_letter(letters.store, number), sink, consumer)
+        named = [_letter(letters.store, number) for number in numbers or ()]
+        for letter in named:
+            _check_owner(letter, sink, consumer)
         if not yes:
             which = "these" if numbers or sink or consumer or replayed else "all"
             raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
-        count = sum(
-            letters.store.letters.purge(sink, consumer, number, replayed=replayed or None)
-            for number in numbers or (None,)
-        )
+        done: Counter[tuple[str, str]] = Counter()
+        everything: list[tuple[str | None, str | None, int | None]] = [(sink, consumer, None)]
+        each = [(letter.sink, letter.consumer, letter.id) for letter in named]
+        for of_sink, of_consumer, number in each or everything:
+            done[of_letters(of_sink, of_consumer)] += letters.store.letters.purge(
+                of_sink, of_consumer, number, replayed=replayed or None
+            )
+        _note(letters.store, "drop dead letters", +done)
+    count = done.total()
     typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")
+
+
+def _note(store: Store, action: str, done: Mapping[tuple[str, str], int]) -> None:
+    """Add to the audit log what was done, with how many letters of each sink and consumer."""
+    from penstock.desired.actions import note_action
+
+    for (kind, name), count in done.items():
+        note_action(store, kind, name, action, {"count": count})
 
 
 def _all_letters(store: Store, sink: str | None, consumer: str | None) -> Iterator[StoredLetter]:

@@ -19,19 +19,23 @@ SinkName = Annotated[str, typer.Argument(help="The sink's name.")]
 @sinks.command("pause")
 def pause(name: SinkName, config: ConfigFile = CONFIG, store_url: StoreUrl = None) -> None:
     """Deliver nothing to a sink; its messages wait in the store, in order."""
+    from penstock.desired.actions import note_action
     from penstock.desired.from_file import who
     from penstock.streams.pauses import pause_sink
 
     with errors(), store_of(config, store_url) as store:
         pause_sink(store, name, who())
+        note_action(store, "sink", name, "pause")
     typer.echo(f"Paused {name}. The run does so within seconds.")
 
 
 @sinks.command("resume")
 def resume(name: SinkName, config: ConfigFile = CONFIG, store_url: StoreUrl = None) -> None:
     """Deliver what waits for a sink, and go on."""
+    from penstock.desired.actions import note_action
     from penstock.streams.pauses import resume_sink
 
     with errors(), store_of(config, store_url) as store:
         resume_sink(store, name)
+        note_action(store, "sink", name, "resume")
     typer.echo(f"Resumed {name}. The run does so within seconds.")

@@ -135,6 +135,7 @@ def run_sync(
     """Read what has changed now, whatever the sync's frequency."""
     with _asking(name, collection, config, store_url) as to:
         to.controls.ask(to.sync, to.collection, "run", to.by)
+        to.note("run")
     typer.echo(f"Asked {name} to read now. The run does so within seconds.")
 
 
@@ -148,6 +149,7 @@ def backfill_sync(
     """Read all again, from the beginning; what is unchanged makes no message."""
     with _asking(name, collection, config, store_url) as to:
         to.controls.ask(to.sync, to.collection, "backfill", to.by)
+        to.note("backfill")
     typer.echo(f"Asked for a backfill of {name}. The run begins within seconds.")
 
 
@@ -156,6 +158,7 @@ def pause_sync(name: SyncName, config: ConfigFile = CONFIG, store_url: StoreUrl 
     """Have a sync do nothing until it is resumed."""
     with _asking(name, None, config, store_url) as to:
         to.controls.pause(to.sync, to.by)
+        to.note("pause")
     typer.echo(f"Paused {name}. The run does so within seconds.")
 
 
@@ -169,16 +172,25 @@ def resume_sync(
     """Let a sync go on: one that is paused, failed, or asks whether a sweep may delete."""
     with _asking(name, collection, config, store_url) as to:
         to.controls.resume(to.sync, to.collection, to.by)
+        to.note("resume")
     typer.echo(f"Resumed {name}. The run does so within seconds.")
 
 
 class _To(NamedTuple):
     """Whom something is asked of, and by whom."""
 
+    store: Store
     controls: SyncControls
+    name: str
     sync: UUID
     collection: str | None
     by: str
+
+    def note(self, action: str) -> None:
+        """Add to the audit log what was asked."""
+        from penstock.desired.actions import note_action
+
+        note_action(self.store, "sync", self.name, action, {"collection": self.collection})
 
 
 @contextlib.contextmanager
@@ -197,7 +209,7 @@ def _asking(
             id_ = collection_id(str(entity.spec.get("provider")), collection)
             if id_ not in known:
                 raise fail(unknown("collection", collection, known), 2)
-        yield _To(SyncControls(store), entity.id, id_, who())
+        yield _To(store, SyncControls(store), entity.name, entity.id, id_, who())
 
 
 def _entities(store: Store) -> list[Entity]:

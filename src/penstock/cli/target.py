@@ -60,6 +60,7 @@ def trust(
     from penstock.bastion.connection import changed_host_key, host_key
     from penstock.bastion.keys import fingerprint
     from penstock.cli.store import store_of
+    from penstock.desired.actions import note_action
     from penstock.desired.with_file import configured
     from penstock.streams.bastions import completed, pin
 
@@ -83,6 +84,9 @@ def trust(
                 typer.echo("Nothing was changed.", err=True)
                 raise typer.Exit(1)
             pin(store, name, shown)
+            kind = "target" if name in found.config.targets else "source"
+            details = {"fingerprint": fingerprint(shown)}
+            note_action(store, kind, name, "trust host key", details)
         typer.echo("Pinned.")
 
 

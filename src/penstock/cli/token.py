@@ -41,6 +41,7 @@ def create_token(
 ) -> None:
     """Make a token and print it, this once: the store keeps its hash alone."""
     from penstock.config.strict import NAME_RULE, is_name
+    from penstock.desired.actions import note_action
     from penstock.streams.tokens import ROLES
 
     if not is_name(name):
@@ -54,6 +55,7 @@ def create_token(
     with errors(), store_of(config, store_url) as store:
         known = [found.name for found in store.consumers()]
         token = store.tokens.create(name, role, consumer or None)
+        note_action(store, "token", name, "create", {"role": role, "consumers": consumer or None})
     typer.echo(token)
     allowed = "every consumer" if not consumer else f"consumer {', '.join(consumer)}"
     if role == "viewer":
@@ -95,6 +97,8 @@ def revoke_token(
     store_url: StoreUrl = None,
 ) -> None:
     """Make a token worthless, at once and for ever."""
+    from penstock.desired.actions import note_action
+
     with errors(), store_of(config, store_url) as store:
         if not store.tokens.revoke(name):
             live = {token.name: token.revoked_at is None for token in store.tokens.all()}
@@ -102,4 +106,5 @@ def revoke_token(
                 raise fail(f"token {name!r} is revoked already")
             hint = nearest(name, [token for token, is_live in live.items() if is_live])
             raise fail(f"there is no token {name!r}{hint}; `penstock token list` has them")
+        note_action(store, "token", name, "revoke")
     typer.echo(f"Revoked {name}.")

@@ -1,4 +1,4 @@
-"""What the desired state is made of: entities, their changes, and what the audit log has of these."""
+"""What the desired state is made of: entities, their changes, and the lines of the audit log."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from penstock.config.secret_values import masked
 
 Door = Literal["file", "api", "console"]
 """How a change came: by a file, the management API or the console."""
+AuditDoor = Literal["file", "api", "console", "command"]
+"""The same of all that the audit log has: what commands do is no change of the state."""
 Action = Literal["create", "update", "delete"]
 
 
@@ -87,15 +89,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A line of the audit log; the specs are masked. `version` is the state's after the change."""
+    """A line of the audit log; the specs are masked. `version` is the state's after the change.
+
+    What is no change of the state, such as a rewind, has no version, and in `after` how it was done.
+    """
 
     id: int
     at: datetime
     who: str
-    door: Door
-    version: int
+    door: AuditDoor
+    version: int | None
     kind: str
     name: str
-    action: Action
+    action: str
     before: Spec | None
     after: Spec | None

@@ -62,6 +62,13 @@ def change_lines(planned: Mapping[str, Any]) -> Iterator[Line]:
         yield Part("    ! ", "warning"), Part(consequence)
 
 
+def action_lines(action: str, kind: str, name: str, details: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield the lines of what was done beside changes, and how."""
+    yield (Part(f"{action} {kind} {name}"),)
+    for key, value in details.items():
+        yield (Part(f"    {key}: {_value(value)}", "value"),)
+
+
 def _value(value: Any) -> str:
     if value is None:
         return "(default)"

@@ -28,6 +28,10 @@ WHERE (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(name)s::text IS NULL OR
   AND (%(before)s::bigint IS NULL OR id < %(before)s)
 ORDER BY id DESC LIMIT %(limit)s
 
+-- name: note_action
+INSERT INTO penstock.audit (who, door, kind, name, action, after)
+VALUES (%(who)s, %(door)s, %(kind)s, %(name)s, %(action)s, %(details)s)
+
 -- name: new_process
 -- A number for a process, whose session holds the lock until it ends.
 SELECT n, pg_advisory_lock(%s, n) FROM CAST(nextval('penstock.processes') AS integer) AS n

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from penstock.core.message import Position
 
@@ -99,6 +100,7 @@ class StoredLetter:
 class Token:
     """An API token; the token itself is not stored. `consumers` is None where it may use all."""
 
+    id: UUID
     name: str
     role: str
     consumers: list[str] | None

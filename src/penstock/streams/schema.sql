@@ -509,6 +509,13 @@ CREATE TABLE penstock.paused_sinks (
     PRIMARY KEY (source, sink)
 );
 
+-- name: migration_16
+-- The audit log has actions too, such as a rewind: no change of the state, so without a version of it.
+-- `after` says how it was done.
+ALTER TABLE penstock.audit DROP CONSTRAINT audit_action_check;
+ALTER TABLE penstock.audit ALTER COLUMN version DROP NOT NULL;
+ALTER TABLE penstock.tokens ADD COLUMN uuid uuid NOT NULL DEFAULT gen_random_uuid()
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -232,7 +232,7 @@ DELETE FROM penstock.dead_letters d WHERE {fits}
 INSERT INTO penstock.tokens (name, hash, role, consumers) VALUES (%s, %s, %s, %s)
 
 -- name: tokens
-SELECT name, role, consumers, created_at, revoked_at FROM penstock.tokens ORDER BY id
+SELECT uuid, name, role, consumers, created_at, revoked_at FROM penstock.tokens ORDER BY id
 
 -- name: revoke_token
 UPDATE penstock.tokens SET revoked_at = now() WHERE name = %s AND revoked_at IS NULL

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from penstock.api.console.lists import SIZE
 from penstock.api.console.page import Page, Visit
 from penstock.desired.plan import field_changes
-from penstock.desired.plan_text import change_lines, lines
+from penstock.desired.plan_text import action_lines, change_lines, lines
 
 PAGE = Page("changes", "Changes")
 _PATH: Final = "/console/changes"
@@ -119,8 +119,10 @@ def _deletes(planned: Mapping[str, Any]) -> int:
 
 
 def _lines(entry: Mapping[str, Any]) -> Any:
-    """Return the lines of a plan that would have made an entry's change."""
+    """Return the lines of a plan that would have made a change; of an action how it was done."""
     before, after = entry["before"], entry["after"]
+    if entry["version"] is None:
+        return action_lines(entry["action"], entry["kind"], entry["name"], after or {})
     fields: list[dict[str, Any]] = []
     if before is not None and after is not None:
         fields = [

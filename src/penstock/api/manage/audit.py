@@ -1,4 +1,4 @@
-"""`/v1/audit`: who changed what in the desired state, when, and through which door."""
+"""`/v1/audit`: who changed or did what, when, and through which door."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from penstock.api.manage.pages import Paged, after, following
 from penstock.api.requests import json_answer
 from penstock.api.schemas import Page
 from penstock.config.consumers import storable
+from penstock.desired.entities import AuditDoor
 
 
 class _Query(Paged):
@@ -22,10 +23,24 @@ class _Query(Paged):
         None, max_length=200, description="A part of who, door, kind, name, action or version."
     )
     kind: (
-        Literal["source", "sink", "consumer", "target", "provider", "credential", "sync"] | None
+        Literal[
+            "source",
+            "sink",
+            "consumer",
+            "target",
+            "provider",
+            "credential",
+            "sync",
+            "backfill",
+            "dead letters",
+            "token",
+        ]
+        | None
     ) = None
     name: Annotated[str, AfterValidator(storable)] | None = Field(
-        None, description="The name of an entity; one that was deleted has its lines still."
+        None,
+        description="The name of an entity or a token, a backfill's number; what was deleted has its "
+        "lines still.",
     )
 
 
@@ -33,13 +48,19 @@ class _Entry(BaseModel):
     id: int
     at: datetime
     who: str = Field(description="The token's name, or the user and machine of a command.")
-    door: Literal["file", "api", "console"]
-    version: int = Field(description="Of the desired state after the change.")
+    door: AuditDoor
+    version: int | None = Field(
+        description="Of the desired state after the change; null of an action, which is none."
+    )
     kind: str
     name: str
-    action: Literal["create", "update", "delete"]
+    action: str = Field(
+        description="create, update or delete; of what changes no entity a verb as in rewind or pause."
+    )
     before: dict[str, Any] | None
-    after: dict[str, Any] | None
+    after: dict[str, Any] | None = Field(
+        description="The entity as it was written; of an action how it was done."
+    )
 
 
 class _Audit(Page):

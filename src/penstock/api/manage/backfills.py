@@ -141,8 +141,11 @@ def add(api: APIRouter, context: Context) -> None:
         def create() -> Sequence[Backfill]:
             return backfills.find(ids=backfills.create(asked))
 
-        made = [_body(backfill) for backfill in await context.run(create)]
-        return json_answer({"data": made, "warnings": selected.warnings}, 201)
+        made = await context.run(create)
+        for each in made:
+            await context.note(request, "backfill", str(each.id), "start", **each.asked)
+        data = [_body(each) for each in made]
+        return json_answer({"data": data, "warnings": selected.warnings}, 201)
 
     for command, summary in _COMMANDS:
         _add_command(api, context, backfills, command, summary)
@@ -162,8 +165,10 @@ def _add_command(
         operation_id=f"{command}_backfill",
         responses=documented(409),
     )
-    async def change(number: _Id) -> Response:
-        return json_answer(_body(await context.run(backfills.command, number, command)))
+    async def change(number: _Id, request: Request) -> Response:
+        changed = await context.run(backfills.command, number, command)
+        await context.note(request, "backfill", str(number), command)
+        return json_answer(_body(changed))
 
 
 def _body(backfill: Backfill) -> dict[str, Any]:

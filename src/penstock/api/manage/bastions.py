@@ -134,6 +134,9 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
                 " `replace`.",
             )
         await context.run(pin, context.store, found.owner, key)
+        await context.note(
+            request, kind, found.owner, "trust host key", fingerprint=_fingerprint(key)
+        )
         return await show(request)
 
     api.add_api_route(

@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
+from fastapi import Request
+
+from penstock.api.manage.access import door_of, grant_of
 from penstock.api.problems import Problem
 from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
+from penstock.desired.actions import Actor, note_action
 from penstock.desired.entities import Snapshot
 from penstock.desired.plan import Plan
 from penstock.desired.state import DesiredState
@@ -96,6 +100,13 @@ class Context:
         """Return what a call of the store gives, which does not block the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._store_threads, lambda: call(*args, **kwargs))
+
+    async def note(
+        self, request: Request, kind: str, name: str, action: str, **details: Any
+    ) -> None:
+        """Add to the audit log what a request has done."""
+        by = Actor(grant_of(request).name, door_of(request))
+        await self.run(note_action, self.store, kind, name, action, details, by=by)
 
     async def run_change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a change gives, which may ask sources too: no read waits for it."""

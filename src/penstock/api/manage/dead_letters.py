@@ -22,6 +22,7 @@ from penstock.config.consumers import storable
 from penstock.config.settings import Config
 from penstock.config.strict import DIGITS, Flag, Whole
 from penstock.core.errors import PenstockError
+from penstock.desired.actions import of_letters
 from penstock.streams.letters import Cause
 from penstock.streams.records import StoredLetter
 
@@ -167,6 +168,11 @@ def add(api: APIRouter, context: Context) -> None:
             raise Problem(404, f"There is no dead letter {number}.")
         return letter
 
+    async def note(
+        request: Request, action: str, sink: str | None, consumer: str | None, **details: Any
+    ) -> None:
+        await context.note(request, *of_letters(sink, consumer), action, **details)
+
     async def replay(letter: StoredLetter, config: Config | None = None) -> None:
         if letter.consumer is not None:
             await (await context.consumers.get(letter.consumer)).replay(letter.id)
@@ -211,14 +217,18 @@ def add(api: APIRouter, context: Context) -> None:
         description="A sink's is published once more, a consumer's goes back into it.",
         responses=documented(409, 502),
     )
-    async def replay_letter(number: _Id) -> Response:
-        await replay(await letter_of(number))
+    async def replay_letter(number: _Id, request: Request) -> Response:
+        letter = await letter_of(number)
+        await replay(letter)
+        await note(request, "replay dead letter", letter.sink, letter.consumer, id=number)
         return Json(SUCCESS)
 
     @api.delete(f"{_LETTERS}/{{id}}", response_model=Success, summary="Delete a dead letter")
-    async def drop_letter(number: _Id) -> Response:
+    async def drop_letter(number: _Id, request: Request) -> Response:
+        letter = await letter_of(number)
         if not await context.run(letters.purge, id=number):
             raise Problem(404, f"There is no dead letter {number}.")
+        await note(request, "drop dead letter", letter.sink, letter.consumer, id=number)
         return Json(SUCCESS)
 
     @api.post(
@@ -243,6 +253,10 @@ def add(api: APIRouter, context: Context) -> None:
                 failed.append({"id": letter.id, "detail": problem_of(error).detail})
         last = found[-1].id if found else None
         count = len(found) - len(failed)
+        if count:
+            of = await named(selection.sink, selection.consumer)
+            details = _details(selection, count)
+            await note(request, "replay dead letters", *of, **details)
         return json_answer({"replayed": count, "failed": failed, "left": left, "last": last})
 
     async def selected(selection: _Replay) -> tuple[Sequence[StoredLetter], bool]:
@@ -278,7 +292,16 @@ def add(api: APIRouter, context: Context) -> None:
                 letters.purge, sink, consumer, number, replayed=selection.replayed or None,
                 code=selection.code, text=selection.text, through=selection.through,
             )  # fmt: skip
+        if count:
+            details = _details(selection, count)
+            await note(request, "drop dead letters", sink, consumer, **details)
         return json_answer({"dropped": count})
+
+
+def _details(selection: _Selection, count: int) -> dict[str, Any]:
+    """Return what the audit log has of a selection, which names what it is of."""
+    given = selection.model_dump(exclude={"sink", "consumer", "limit"}, exclude_defaults=True)
+    return {**given, "count": count}
 
 
 def _cause(cause: Cause) -> str:

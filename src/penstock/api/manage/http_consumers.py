@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from penstock.api.manage.access import grant_of
+from penstock.api.manage.context import Context
 from penstock.api.manage.etags import IF_MATCH, check, etag
 from penstock.api.manage.pages import Limit, Paged, after, following
 from penstock.api.problems import documented, wrong
@@ -32,6 +33,7 @@ from penstock.api.schemas import (
 from penstock.config.consumers import ConsumerSettings, WebhookKeys
 from penstock.config.strict import DIGITS
 from penstock.core.message import Position
+from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import (
@@ -55,10 +57,10 @@ class _Look(Limit):
     state: Literal["pending", "delivered", "dead"] = "pending"
 
 
-def add(api: APIRouter, consumers: Consumers) -> None:
-    """Add the endpoints of consumers to `api`."""
+def add(api: APIRouter, consumers: Consumers, context: Context | None) -> None:
+    """Add the endpoints of consumers to `api`; without a `context` no action is logged."""
     _add_consumers(api, consumers)
-    _add_actions(api, consumers)
+    _add_actions(api, consumers, context)
 
 
 def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
@@ -127,7 +129,11 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         return Json(SUCCESS)
 
 
-def _add_actions(api: APIRouter, consumers: Consumers) -> None:
+def _add_actions(api: APIRouter, consumers: Consumers, context: Context | None) -> None:
+    async def note(request: Request, of: Consumer, action: str, **details: Any) -> None:
+        if context is not None:
+            await context.note(request, "consumer", of.info.name, action, **details)
+
     @api.post(
         f"{_CONSUMER}/rewind",
         response_model=Success,
@@ -137,12 +143,14 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         openapi_extra=body_of(Rewind),
     )
     async def rewind(consumer: str, request: Request) -> Response:
-        to = place(await read_object(request))
+        given = await read_object(request)
+        to = place(given)
         found = await consumers.get(consumer)
         if isinstance(to, Position):
             lsn = to.lsn + await consumers.base(found)
             to = Position(max(0, min(lsn, _MAX_BIGINT)), to.idx)
         await found.rewind(to)
+        await note(request, found, "rewind", **given)
         return Json(SUCCESS)
 
     @api.post(
@@ -153,7 +161,9 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         "in flight can be acked, nacked and extended.",
     )
     async def pause(consumer: str, request: Request) -> Response:
-        await (await consumers.get(consumer)).pause(grant_of(request).name)
+        found = await consumers.get(consumer)
+        await found.pause(grant_of(request).name)
+        await note(request, found, "pause")
         return Json(SUCCESS)
 
     @api.post(
@@ -161,8 +171,10 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         response_model=Success,
         summary="Resume a consumer that is paused, or was disabled",
     )
-    async def resume(consumer: str) -> Response:
-        await (await consumers.get(consumer)).enable()
+    async def resume(consumer: str, request: Request) -> Response:
+        found = await consumers.get(consumer)
+        await found.enable()
+        await note(request, found, "resume")
         return Json(SUCCESS)
 
     @api.get(
@@ -194,9 +206,13 @@ def _add_actions(api: APIRouter, consumers: Consumers) -> None:
         responses=documented(409),
     )
     async def replay(
-        consumer: str, number: Annotated[int, Path(alias="id", ge=1, le=_MAX_BIGINT), DIGITS]
+        consumer: str,
+        number: Annotated[int, Path(alias="id", ge=1, le=_MAX_BIGINT), DIGITS],
+        request: Request,
     ) -> Response:
-        await (await consumers.get(consumer)).replay(number)
+        found = await consumers.get(consumer)
+        await found.replay(number)
+        await note(request, found, "replay dead letter", id=number)
         return Json(SUCCESS)
 
 

@@ -78,6 +78,15 @@ def add(api: APIRouter, context: Context) -> None:
                 raise Problem(404, str(error)) from None
             raise
 
+    async def act(
+        request: Request, action: str, work: Callable[[str], None], text: str, **details: Any
+    ) -> Response:
+        """Do `work` in the same way, for the audit log too."""
+        name = await name_of(context, "consumer", text)
+        await run(work, name)
+        await context.note(request, "consumer", name, action, **details)
+        return Json(SUCCESS)
+
     @api.get(_ALL, response_model=NatsConsumersBody, summary="List the NATS consumers")
     async def list_nats_consumers(query: Annotated[Paged, Query()]) -> Response:
         (last,) = after(query.cursor, str) or ("",)
@@ -95,14 +104,14 @@ def add(api: APIRouter, context: Context) -> None:
         summary="Pause a NATS consumer",
         description="What its stream gets meanwhile waits there, for as long as that keeps it.",
     )
-    async def pause_nats_consumer(consumer: str) -> Response:
-        await run(lambda name: consumers.pause(name, paused=True), consumer)
-        return Json(SUCCESS)
+    async def pause_nats_consumer(consumer: str, request: Request) -> Response:
+        pause = lambda name: consumers.pause(name, paused=True)  # noqa: E731
+        return await act(request, "pause", pause, consumer)
 
     @api.post(f"{_ONE}/resume", response_model=Success, summary="Let a NATS consumer go on")
-    async def resume_nats_consumer(consumer: str) -> Response:
-        await run(lambda name: consumers.pause(name, paused=False), consumer)
-        return Json(SUCCESS)
+    async def resume_nats_consumer(consumer: str, request: Request) -> Response:
+        resume = lambda name: consumers.pause(name, paused=False)  # noqa: E731
+        return await act(request, "resume", resume, consumer)
 
     @api.post(
         f"{_ONE}/rewind",
@@ -112,6 +121,7 @@ def add(api: APIRouter, context: Context) -> None:
         openapi_extra=body_of(Rewind),
     )
     async def rewind_nats_consumer(consumer: str, request: Request) -> Response:
-        to = place(await read_object(request))
-        await run(lambda name: consumers.rewind(name, to), consumer)
-        return Json(SUCCESS)
+        given = await read_object(request)
+        to = place(given)
+        rewind = lambda name: consumers.rewind(name, to)  # noqa: E731
+        return await act(request, "rewind", rewind, consumer, **given)

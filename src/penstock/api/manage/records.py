@@ -189,7 +189,12 @@ def add(api: APIRouter, context: Context) -> None:
             raise Problem(
                 409, f"There are {count} records now, not {asked.count}: count them again."
             )
-        return json_answer({"count": count, "purged": await context.run_long(purge.purge, *of)})
+        purged = await context.run_long(purge.purge, *of)
+        details = {"collection": asked.collection_id, "count": purged}
+        await context.note(
+            request, "sync", await name_of(context, "sync", str(sync)), "purge records", **details
+        )
+        return json_answer({"count": count, "purged": purged})
 
 
 def _sync_id(context: Context, name: str) -> UUID | None:

@@ -24,7 +24,9 @@ _STATUSES: Final = {NO_SINK: 404, NOT_PAUSABLE: 409}
 def add(api: APIRouter, context: Context) -> None:
     """Add the endpoints to `api`."""
 
-    async def run(work: Callable[[str], None], text: str) -> Response:
+    async def run(
+        request: Request, action: str, work: Callable[[str], None], text: str
+    ) -> Response:
         """Do `work` in the store for the sink that a path has by its name or UUID."""
         name = await name_of(context, "sink", text)
         try:
@@ -33,6 +35,7 @@ def add(api: APIRouter, context: Context) -> None:
             if error.code in _STATUSES:
                 raise Problem(_STATUSES[error.code], str(error)) from None
             raise
+        await context.note(request, "sink", name, action)
         return Json(SUCCESS)
 
     @api.post(
@@ -44,7 +47,7 @@ def add(api: APIRouter, context: Context) -> None:
     )
     async def pause(sink: str, request: Request) -> Response:
         by = grant_of(request).name
-        return await run(lambda name: pause_sink(context.store, name, by), sink)
+        return await run(request, "pause", lambda name: pause_sink(context.store, name, by), sink)
 
     @api.post(
         f"{_SINK}/resume",
@@ -53,5 +56,5 @@ def add(api: APIRouter, context: Context) -> None:
         description="What waits for it goes first.",
         responses=documented(409),
     )
-    async def resume(sink: str) -> Response:
-        return await run(lambda name: resume_sink(context.store, name), sink)
+    async def resume(sink: str, request: Request) -> Response:
+        return await run(request, "resume", lambda name: resume_sink(context.store, name), sink)

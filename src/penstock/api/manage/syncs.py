@@ -63,8 +63,9 @@ def add(api: APIRouter, context: Context) -> None:
         responses=documented(409),
     )
     async def pause_sync(sync: str, request: Request) -> Response:
-        found, _ = await _sync_of(context, sync)
-        await context.run(controls.pause, found, grant_of(request).name)
+        found = await configured_of(context, "sync", sync)
+        await context.run(controls.pause, found.id, grant_of(request).name)
+        await context.note(request, "sync", found.name, "pause")
         return Json(SUCCESS)
 
     for action, summary, description, do in actions:
@@ -91,11 +92,12 @@ def _add_action(
     async def act(sync: str, request: Request) -> Response:
         given = await read_object(request) if await request.body() else {}
         asked = _Collection.model_validate(given)
-        found, settings = await _sync_of(context, sync)
+        found = await configured_of(context, "sync", sync)
         collection = None
         if asked.collection is not None:
-            collection = _collection_of(settings, asked.collection)
-        await context.run(do, found, collection, grant_of(request).name)
+            collection = _collection_of(found.settings, asked.collection)
+        await context.run(do, found.id, collection, grant_of(request).name)
+        await context.note(request, "sync", found.name, action, collection=collection)
         return Json(SUCCESS)
 
 
@@ -109,9 +111,3 @@ def _collection_of(sync: Sync, text: str) -> str:
             "collection", f"the sync has no collection {text!r}: expected one of {known}{hint}"
         )
     return id_
-
-
-async def _sync_of(context: Context, text: str) -> tuple[UUID, Sync]:
-    """Return the id and the settings of a sync that a path has by its name or id; raises `Problem`."""
-    found = await configured_of(context, "sync", text)
-    return found.id, found.settings

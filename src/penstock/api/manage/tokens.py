@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from datetime import datetime
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -33,6 +34,7 @@ class _NewToken(BaseModel):
 
 
 class _Token(BaseModel):
+    id: UUID
     name: str
     role: Role
     consumers: list[str] | None
@@ -77,6 +79,9 @@ def add(api: APIRouter, context: Context) -> None:
                 "consumers", f"only a worker's token is for some: leave it out of {new.role}'s"
             )
         secret = await context.run(context.store.tokens.create, new.name, new.role, new.consumers)
+        await context.note(
+            request, "token", new.name, "create", role=new.role, consumers=new.consumers
+        )
         for token in await context.run(context.store.tokens.all):
             if token.name == new.name:
                 return json_answer(
@@ -88,15 +93,20 @@ def add(api: APIRouter, context: Context) -> None:
         f"{_TOKENS}/{{name}}",
         response_model=Success,
         summary="Revoke a token",
-        description="It is worthless at once and for ever; its name stays taken.",
+        description="Named by its name or its id. It is worthless at once and for ever; its name stays "
+        "taken.",
         responses=documented(409),
     )
-    async def revoke_token(name: str) -> Response:
-        known = {each.name: each for each in await context.run(context.store.tokens.all)}
-        if name not in known:
+    async def revoke_token(name: str, request: Request) -> Response:
+        known = await context.run(context.store.tokens.all)
+        named = {str(each.id): each.name for each in known} | {
+            each.name: each.name for each in known
+        }
+        if name not in named:
             raise Problem(404, f"There is no token {name!r}.")
-        if not await context.run(context.store.tokens.revoke, name):
+        if not await context.run(context.store.tokens.revoke, named[name]):
             raise Problem(409, f"The token {name!r} is revoked already.")
+        await context.note(request, "token", named[name], "revoke")
         return Json(SUCCESS)
 
 
