@@ -25,7 +25,6 @@ from nats.js.errors import NotFoundError, ServerError
 from psycopg import sql
 
 T = TypeVar("T")
-_FETCH = 1000
 _TIMEOUT = 30.0  # of one request, on a machine that is busy
 _CALL_TIMEOUT = 60.0
 _STORE_TRIES = 20
@@ -198,14 +197,25 @@ class JetStream:
         found: list[Msg] = []
         if (await context.stream_info(name)).state.messages == 0:
             return found
-        config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30)
-        reader = await context.pull_subscribe("", stream=name, config=config)
+        last: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def take(message: NatsMsg) -> None:
+            found.append(_msg(message))
+            if not message.metadata.num_pending and not last.done():
+                last.set_result(None)
+
+        # Pushed, 30,000 messages take a second of CPU; fetched, two and a half.
+        reader = await context.subscribe(
+            "", stream=name, cb=take, manual_ack=True, flow_control=True, idle_heartbeat=_TIMEOUT,
+            config=ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30),
+            pending_msgs_limit=-1, pending_bytes_limit=-1,
+        )  # fmt: skip
         try:
-            pending = 1
-            while pending:
-                for message in await reader.fetch(_FETCH, timeout=_TIMEOUT):
-                    pending = message.metadata.num_pending or 0
-                    found.append(_msg(message))
+            while not last.done():
+                count = len(found)
+                await asyncio.wait([last], timeout=_TIMEOUT)
+                if len(found) == count:
+                    raise nats.errors.TimeoutError
         finally:
             await reader.unsubscribe()
         return found
