@@ -20,7 +20,7 @@ import psutil
 
 from penstock.embedded.process import free_port
 
-from .commands import Commands
+from .commands import Commands, Forked
 
 PATIENCE = 240.0
 """How many seconds what is awaited may take on a busy machine; a healthy one needs few."""
@@ -36,11 +36,7 @@ def penstock(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, standard input closed, output taken as text."""
     env = {**os.environ, **(environment or {})}
-    done = _COMMANDS.run(arguments, cwd=cwd, env=env, timeout=timeout)
-    return done or subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, env=env,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+    return _COMMANDS.run(arguments, cwd=cwd, env=env, timeout=timeout)
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -72,7 +68,7 @@ class Penstock:
         self._environment = {
             **os.environ, "SPARK_LOCAL_DIRS": str(folder / "spark"), **(environment or {})
         }  # fmt: skip
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self._offset = 0
 
     def start(self) -> Penstock:
@@ -84,11 +80,9 @@ class Penstock:
             (self.folder / "stdout.log").open("ab") as out,
             self.stderr_path.open("ab") as err,
         ):
-            self._process = subprocess.Popen(
-                [*COMMAND, self._command, "--listen", self.listen, *self._options],
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                start_new_session=True,
-                env=self._environment,
+            self._process = _COMMANDS.start(
+                [self._command, "--listen", self.listen, *self._options],
+                cwd=self.folder, out=out, err=err, session=True, env=self._environment,
             )  # fmt: skip
         return self
 
@@ -97,7 +91,7 @@ class Penstock:
         return self.folder / "stderr.log"
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Forked:
         assert self._process is not None, "it was never started"
         return self._process
 

@@ -21,7 +21,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import GuardedProcess
 
 from ..pipeline import PATIENCE
-from ..spark_cluster import ENVIRONMENT, SparkCluster, spark_cluster
+from ..spark_cluster import ENVIRONMENT, QUICK_JAVA, SparkCluster, spark_cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -200,20 +200,24 @@ consumers:
   mail: {{type: nats, stream: events, url: "{nats_server.url}", subject: "mail.{{table}}"}}
 spark:
   master: {cluster.master}
-  conf: {{spark.executor.memory: 512m, spark.cores.max: 2, spark.driver.host: 127.0.0.1}}
+  conf:
+    spark.executor.memory: 512m
+    spark.executor.extraJavaOptions: {QUICK_JAVA}
+    spark.cores.max: 2
+    spark.driver.host: 127.0.0.1
 store: "{database.url}"
 """
     )
     command = ["-m", "penstock", "run", "-c", "penstock.yaml", "--once"]
     try:
         run(*command, cwd=tmp_path)
-        database.execute("INSERT INTO things SELECT i, 1 FROM generate_series(1, 30000) i")
+        database.execute("INSERT INTO things SELECT i, 1 FROM generate_series(1, 10000) i")
         database.execute("UPDATE things SET version = 2")
 
         run(*command, cwd=tmp_path)
 
         for stream in ("CLUSTER", "MAIL"):
-            assert _versions(nats.messages(stream)) == {i: [1, 2] for i in range(1, 30001)}
+            assert _versions(nats.messages(stream)) == {i: [1, 2] for i in range(1, 10001)}
         logs = [log.read_text(errors="replace") for log in cluster.folder.glob("*/*/stderr")]
         assert len([log for log in logs if "executor" in log]) >= 2
     finally:

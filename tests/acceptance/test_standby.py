@@ -57,7 +57,7 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
             if number % 2:
                 database.execute("UPDATE orders SET step = 1 WHERE id = %s", [number])
         family, before = first.tree(), len(second.events())
-        first.process.kill()
+        first.process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
         first.process.wait(PATIENCE)
         assert left_of(family) == []  # so that none of its own delivers this

@@ -19,7 +19,7 @@ from penstock.streams.store import Store
 from ..faulty_api import COLLECTIONS, PROVIDER, Change, FaultyApi, Served, Turn, made
 from ..loopback_api import Answer, Asked, LoopbackApi
 from ..pipeline import PATIENCE, Penstock
-from ..spark_cluster import ENVIRONMENT, SparkCluster, spark_cluster
+from ..spark_cluster import ENVIRONMENT, QUICK_JAVA, SparkCluster, spark_cluster
 from ..sync_oracle import wrong_with
 from .api import Api
 
@@ -106,7 +106,8 @@ def document(url: str, store: str, master: str) -> str:
         "sweep_interval": "15s", "max_deleted_share": 1.0,
     }  # fmt: skip
     conf = {
-        "spark.executor.memory": "512m", "spark.cores.max": 4, "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK_JAVA,
+        "spark.cores.max": 4, "spark.driver.host": "127.0.0.1",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }  # fmt: skip
     return yaml.safe_dump(

@@ -407,6 +407,7 @@ def test_ranges_of_heavy_rows_have_few(database: Database, monkeypatch: pytest.M
 def test_rows_that_get_heavy_are_read_again_in_smaller_ranges(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sizing, "FEWEST", 30)
     monkeypatch.setattr(sizing, "MOST", 1000)
     monkeypatch.setattr(sizing, "RANGE_BYTES", 200_000)
     monkeypatch.setattr(sizing, "TOO_HEAVY", 300_000)
@@ -417,14 +418,15 @@ def test_rows_that_get_heavy_are_read_again_in_smaller_ranges(
     with backfilling(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, doc text)",
-        # Ranges end at multiples of 20: none ends where its next row would be weighed as heavy.
-        "INSERT INTO t SELECT n, repeat('x', CASE WHEN n > 601 THEN 20000 ELSE 1 END)"
+        # Ranges end at multiples of 30, and the next 16 rows are weighed. So one that ends before row
+        # 616 is followed by one with heavy rows that are not weighed, and any that ends behind has 14.
+        "INSERT INTO t SELECT n, repeat('x', CASE WHEN n > 616 THEN 30000 ELSE 1 END)"
         " FROM generate_series(1, 700) n",
     ) as driver:
         driver.start()
         driver.run()
         assert {message.record["id"] for message in driver.reads()} == set(range(1, 701))
-        assert max(weights(driver)) < 350_000
+        assert max(weights(driver)) < 450_000  # of the fewest rows that are read at once
         assert len({reads.attempt for reads in driver.chunks}) > 1
 
 

@@ -24,7 +24,7 @@ from penstock.runtime.reconcile import follows_beside
 from penstock.runtime.run import Run
 from penstock.runtime.runner_context import RunnerContext
 from penstock.spark.reasons import query_failure
-from penstock.streams.claim import HOLDER, Claim
+from penstock.streams.claim import Claim, holder
 
 _QUERY_SECONDS: Final = 30.0
 """How long a change may wait for the next query; then the run ends without it."""
@@ -59,7 +59,7 @@ class Successor:
             if not left:  # whatever hangs ends with it
                 run.close()
             following.state.continue_from(run.state)
-            following.state.holder = HOLDER
+            following.state.holder = holder()
             done = {name: of.done for name, of in run.state.sources.items() if left and of.done}
             switch()
             following.begin(spark, self.query, done)

@@ -24,7 +24,7 @@ from penstock.runtime.runner_context import RunnerContext
 from penstock.runtime.standby import Standby
 from penstock.runtime.start_delay import StartDelay
 from penstock.spark.reasons import query_failure
-from penstock.streams.claim import HOLDER
+from penstock.streams.claim import holder
 
 log = structlog.get_logger("penstock")
 
@@ -226,7 +226,7 @@ class SourceRunner:
         )  # fmt: skip
         if follows:
             run.state.continue_from(self.state)
-        run.state.holder = HOLDER
+        run.state.holder = holder()
         self.state = run.state
         return run
 

@@ -221,7 +221,7 @@ def main(listener: int, folder: str) -> None:
     forked: Any = _Server(socket.socket(fileno=listener)).serve()
     if forked is None:
         shutil.rmtree(folder, ignore_errors=True)
-        return
+        os._exit(0)  # Python would free what it has loaded piece by piece
     request, client = forked
     _end_with(client)
     _run(request)

@@ -36,13 +36,15 @@ _LOOK_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 2.0
 
-HOLDER: Final = f"{socket.gethostname()} (process {os.getpid()})"
-"""What other runs know this process by."""
 _TOKEN: Final = uuid.uuid4().hex
-
 _SQL: Final = queries.load("penstock.streams", "store.sql")
 
 log = structlog.get_logger("penstock")
+
+
+def holder() -> str:
+    """Return what other runs know this process by."""
+    return f"{socket.gethostname()} (process {os.getpid()})"
 
 
 class Claim:
@@ -103,7 +105,7 @@ class Claim:
         other = lease is None or lease[0] != _TOKEN
         self.took_over = lease is not None and other and not lease[3]
         self.holder = None
-        values |= {"token": _TOKEN, "holder": HOLDER, "beats": self._beats, "changed": other}
+        values |= {"token": _TOKEN, "holder": holder(), "beats": self._beats, "changed": other}
         with connection.transaction():
             connection.execute(_SQL["take_lease"], values)
             epoch = connection.execute(_SQL["change_hands"], values).fetchone()
@@ -201,7 +203,7 @@ class Claims:
                 seconds = round(time.monotonic() - since, 1)
                 log.info("the source is claimed again", source=source, seconds=seconds)
                 return
-            if claim.holder not in (None, HOLDER) or time.monotonic() - since > PATIENCE:
+            if claim.holder not in (None, holder()) or time.monotonic() - since > PATIENCE:
                 self._give_up(source, claim.holder)
                 return
         self._stopped.wait(_RETRY_SECONDS)
