@@ -80,8 +80,9 @@ class Penstock:
             (self.folder / "stdout.log").open("ab") as out,
             self.stderr_path.open("ab") as err,
         ):
+            listen = () if self._command == "push" else ("--listen", self.listen)
             self._process = _COMMANDS.start(
-                [self._command, "--listen", self.listen, *self._options],
+                [self._command, *listen, *self._options],
                 cwd=self.folder, out=out, err=err, session=True, env=self._environment,
             )  # fmt: skip
         return self

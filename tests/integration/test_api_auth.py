@@ -6,6 +6,7 @@ import asyncio
 import functools
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,14 +18,22 @@ from tests.waits import await_true
 
 from penstock.api import auth
 from penstock.api.app import Api
+from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[Shop]:
+    """An API with all that a process can lend it."""
+    with Shop(database.url, ApiTools()) as shop:
+        yield shop
 
 
 @functools.cache  # it takes seconds on a busy machine
 def every_endpoint() -> list[tuple[str, str]]:
     """Return method and path of all that OpenAPI knows, with names in place of parameters."""
-    paths = Api("postgresql://127.0.0.1:1/none").openapi()["paths"]
+    paths = Api("postgresql://127.0.0.1:1/none", tools=ApiTools()).openapi()["paths"]
     names = {"{consumer}": "workers", "{stream}": "events", "{id}": "1"}
     found = []
     for path, operations in paths.items():

@@ -369,6 +369,17 @@ def test_a_sources_database_for_pickers(shop: Shop, database: Database) -> None:
     assert (shown["plugin"], shown["active"], shown["own"]) == ("pgoutput", False, False)
     assert shown["database"] == database.name
     assert "active_pid" not in shown
+    assert (shown["wal_status"], shown["invalidation_reason"]) == ("reserved", None)
+    begins = shown["confirmed_flush_lsn"]
+    database.execute(
+        "INSERT INTO \"Orders\" SELECT n, 1, repeat('x', 1000) FROM generate_series(1, 100) n"
+    )
+    later = shop.client.get("/v1/sources/shop/slots", params={"limit": 1000}).json()["data"]
+    (waits,) = (each for each in later if each["name"] == slot)
+    assert waits["confirmed_flush_lsn"] == begins
+    assert waits["current_lsn"] != shown["current_lsn"]
+    assert waits["lag_bytes"] >= shown["lag_bytes"] + 100_000
+    assert waits["retained_bytes"] >= waits["lag_bytes"]
     tested = shop.client.post("/v1/sources/shop/test").json()
     assert tested["may_replicate"] is True
     assert shop.client.post("/v1/test-source", json={"url": database.url}).status_code == 200

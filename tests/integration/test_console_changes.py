@@ -69,6 +69,25 @@ def test_a_pasted_document_is_planned_and_that_plan_applied(shop: Shop, window: 
     assert page.get_by_role("button", name="Apply this plan").count() == 0
 
 
+def test_actions_stand_in_the_log_beside_changes(shop: Shop, window: Window) -> None:
+    shop.consumer("mail")
+    new = {"name": "w", "role": "worker", "consumers": ["mail"]}
+    assert shop.client.post("/v1/tokens", json=new).status_code == 201
+    assert shop.client.post("/v1/http-consumers/mail/pause").status_code == 200
+    window.login(shop.token)
+    page = window.open("changes")
+    rows = page.locator("tbody tr")
+    cells = [[cell.strip() for cell in row.split("\t")] for row in rows.all_inner_texts()]
+    assert [row[1:4] for row in cells] == [
+        ["admin", "api", "pause consumer mail"],
+        ["admin", "api", "create token w"],
+        ["admin", "api", "create consumer mail"],
+    ]
+    rows.nth(1).locator("summary").click()
+    rows.nth(1).get_by_text('consumers: ["mail"]').wait_for()
+    window.check_accessible()
+
+
 def test_a_plan_is_refused_where_the_state_or_the_document_moved(
     shop: Shop, window: Window
 ) -> None:
