@@ -27,9 +27,15 @@ def main() -> None:
 def _leave(codes: list[int]) -> None:
     """End the process with the exit code that was asked for; Python ends what failed otherwise."""
     for code in codes:
-        for stream in (sys.stdout, sys.stderr):
+        try:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
+        except OSError as error:
+            code = code or 1  # noqa: PLW2901 - the same, of a command whose output is lost
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
-                stream.flush()
+                sys.stderr.write(f"penstock: the output can't be written: {error.strerror}\n")
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
         os._exit(code)
 
 
