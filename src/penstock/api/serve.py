@@ -9,6 +9,7 @@ import structlog
 from penstock.api.app import Api, add_health
 from penstock.api.manage.context import Tools
 from penstock.api.server import Uvicorn, address, bind
+from penstock.core import garbage
 from penstock.core import log as logging
 from penstock.streams.store import Store
 
@@ -27,6 +28,7 @@ def serve(
     Store.open(store_url).close()  # its schema is made or migrated
     app = Api(store_url, tools=tools, records_url=records_url)
     add_health(app)
+    garbage.collect_seldom()
     bound = bind(listen)
     log.info("serving", address=f"http://{address(bound)}", docs=f"http://{address(bound)}/docs")
     server = Uvicorn(app)

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from penstock.config.settings import Config
-from penstock.core import caches, startup
+from penstock.core import caches, garbage, startup
 from penstock.core import log as logging
 from penstock.core.errors import ConfigError, SparkError
 from penstock.core.health import Failure, Part, run_part, worker_part
@@ -132,6 +132,7 @@ class Service:
             self._signals = stack.enter_context(SelfPipe(self.stop))
             self._take_signals()
             server = None if self._once else self._serve(listen)
+            garbage.collect_seldom()
             if server is not None:
                 stack.callback(server.close)
             if self._run is not None:
