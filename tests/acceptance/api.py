@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from typing import Any
 
 from ..pipeline import Penstock
+from ..waits import await_true
 
 
 class Api:
-    """Calls it; raises `urllib.error.HTTPError` for what is refused."""
+    """Calls it; raises `urllib.error.HTTPError` for what is refused.
+
+    The token may be new: the API knows it some milliseconds after it was made, and is waited for.
+    """
 
     def __init__(self, pipeline: Penstock, token: str) -> None:
         self._pipeline = pipeline
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self._is_known = False
 
     def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        if not self._is_known:
+            await_true(self._knows_the_token, what="the API knows the token")
+            self._is_known = True
+        return self._call(method, path, body)
+
+    def _knows_the_token(self) -> bool:
+        try:
+            self._call("GET", "/v1/streams")
+        except urllib.error.HTTPError as error:
+            return error.code != 401
+        return True
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         url = f"http://{self._pipeline.listen}{path}"
         request = urllib.request.Request(url, data, self._headers, method=method)

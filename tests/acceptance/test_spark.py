@@ -20,6 +20,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import GuardedProcess
 
+from ..bastions import SshServer, public
 from ..pipeline import PATIENCE
 from ..spark_cluster import ENVIRONMENT, QUICK_JAVA, SparkCluster, spark_cluster
 
@@ -179,13 +180,28 @@ def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
         yield made
 
 
+@pytest.fixture
+def ssh(nats_server: EmbeddedNats) -> Iterator[SshServer]:
+    """A bastion, with NATS behind it by a name that it alone resolves."""
+    with SshServer() as server:
+        server.names["nats.internal", 4222] = ("127.0.0.1", nats_server.port or 0)
+        yield server
+
+
 def test_a_pipeline_on_a_cluster_of_two_workers(
     database: Database,
     nats: JetStream,
     nats_server: EmbeddedNats,
     cluster: SparkCluster,
+    ssh: SshServer,
     tmp_path: Path,
 ) -> None:
+    """A sink, and a consumer of type nats that lies behind a bastion: each executor goes through it."""
+    bastion = {
+        "host": "127.0.0.1", "port": ssh.port, "user": "penstock", "host_key": public(ssh.host_key),
+        "private_key": ssh.user_key.export_private_key().decode(),
+    }  # fmt: skip
+    far = {"type": "nats", "url": "nats://nats.internal:4222", "bastion": bastion}
     nats.add_stream("CLUSTER", ["cluster.>"])
     nats.add_stream("MAIL", ["mail.>"])
     database.execute("CREATE TABLE things (id int PRIMARY KEY, version int)")
@@ -197,7 +213,9 @@ sinks:
   things: {{type: nats, source: cluster, url: "{nats_server.url}"}}
   events: {{type: stream, source: cluster}}
 consumers:
-  mail: {{type: nats, stream: events, url: "{nats_server.url}", subject: "mail.{{table}}"}}
+  mail: {{type: nats, stream: events, target: far, subject: "mail.{{table}}"}}
+targets:
+  far: {json.dumps(far)}
 spark:
   master: {cluster.master}
   conf:
@@ -218,6 +236,8 @@ store: "{database.url}"
 
         for stream in ("CLUSTER", "MAIL"):
             assert _versions(nats.messages(stream)) == {i: [1, 2] for i in range(1, 10001)}
+        # The driver looks first; each executor has a tunnel of its own.
+        assert ssh.logins >= 3
         logs = [log.read_text(errors="replace") for log in cluster.folder.glob("*/*/stderr")]
         assert len([log for log in logs if "executor" in log]) >= 2
     finally:
