@@ -180,12 +180,12 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
         background(folder, "api", "--listen", listen, event="serving") as api,
     ):
         token = run(folder, "token create admin --role admin").strip()
-        assert ask(listen, token) == 200
+        await_true(lambda: ask(listen, token) == 200, what="the API knows the new token")
         assert ask(listen, token + "x") == 401
         assert stopped(push) == 0  # it came first, and the store stays for the other
         assert ask(listen, token) == 200
         run(folder, "token revoke admin")
-        assert ask(listen, token) == 401
+        await_true(lambda: ask(listen, token) == 401, what="the API knows that it is revoked")
         killed = psutil.Process(int(pid.read_text().splitlines()[0]))
         killed.kill()  # the API that is left starts it again
         assert psutil.wait_procs([killed], 60)[1] == []
