@@ -24,7 +24,7 @@ ENVIRONMENT: Final = {
     "PYSPARK_PYTHON": sys.executable,
     "SPARK_LOCAL_IP": "127.0.0.1",
 }
-# None lives long enough for the C2 compiler to pay: it takes a third of their CPU.
+# None lives long enough for the C2 compiler to pay.
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _DEPLOY: Final = "org.apache.spark.deploy"
 

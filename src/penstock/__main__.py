@@ -11,7 +11,7 @@ import sys
 def main() -> None:
     """Run the command that this process was started for.
 
-    What a run has loaded Python would free piece by piece, for half a second: the process ends without.
+    The process ends without freeing what it has loaded: for a run that would take Python half a second.
     """
     codes: list[int] = []
     atexit.register(_leave, codes)  # before all others, which are called the other way round
@@ -25,18 +25,19 @@ def main() -> None:
 
 
 def _leave(codes: list[int]) -> None:
-    """End the process with the exit code that was asked for; Python ends what failed otherwise."""
-    for code in codes:
+    """End the process with the command's exit code; without one, after an error, Python ends it."""
+    if not codes:
+        return
+    code = codes[0]
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
         try:
             if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
         except OSError as error:
-            code = code or 1  # noqa: PLW2901 - the same, of a command whose output is lost
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
-                sys.stderr.write(f"penstock: the output can't be written: {error.strerror}\n")
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.flush()
-        os._exit(code)
+            code = code or 1
+            sys.stderr.write(f"penstock: the output can't be written: {error.strerror}\n")
+        sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

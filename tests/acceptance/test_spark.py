@@ -229,13 +229,13 @@ store: "{database.url}"
     command = ["-m", "penstock", "run", "-c", "penstock.yaml", "--once"]
     try:
         run(*command, cwd=tmp_path)
-        database.execute("INSERT INTO things SELECT i, 1 FROM generate_series(1, 10000) i")
+        database.execute("INSERT INTO things SELECT i, 1 FROM generate_series(1, 30000) i")
         database.execute("UPDATE things SET version = 2")
 
         run(*command, cwd=tmp_path)
 
         for stream in ("CLUSTER", "MAIL"):
-            assert _versions(nats.messages(stream)) == {i: [1, 2] for i in range(1, 10001)}
+            assert _versions(nats.messages(stream)) == {i: [1, 2] for i in range(1, 30001)}
         # The driver looks first; each executor has a tunnel of its own.
         assert ssh.logins >= 3
         logs = [log.read_text(errors="replace") for log in cluster.folder.glob("*/*/stderr")]

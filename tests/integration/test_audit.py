@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from penstock.cli.api_tools import ApiTools
 from penstock.cli.main import app
 from penstock.core.delivery import DeadLetter
-from penstock.desired.from_file import who
+from penstock.desired.actions import who
 from penstock.embedded.handles import Database
 from penstock.streams.nats_consumers import NatsConsumers
 

@@ -60,8 +60,7 @@ def pause_consumer(
 
     What workers have in flight they can still ack.
     """
-    from penstock.desired.actions import note_action
-    from penstock.desired.from_file import who
+    from penstock.desired.actions import note_action, who
     from penstock.streams.pauses import pause_consumer as pause
 
     with errors(), store_of(config, store_url) as store:

@@ -221,8 +221,8 @@ def purge_letters(
             raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
         done: Counter[tuple[str, str]] = Counter()
         everything: list[tuple[str | None, str | None, int | None]] = [(sink, consumer, None)]
-        each = [(letter.sink, letter.consumer, letter.id) for letter in named]
-        for of_sink, of_consumer, number in each or everything:
+        chosen = [(letter.sink, letter.consumer, letter.id) for letter in named]
+        for of_sink, of_consumer, number in chosen or everything:
             done[of_letters(of_sink, of_consumer)] += letters.store.letters.purge(
                 of_sink, of_consumer, number, replayed=replayed or None
             )

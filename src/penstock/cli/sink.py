@@ -19,8 +19,7 @@ SinkName = Annotated[str, typer.Argument(help="The sink's name.")]
 @sinks.command("pause")
 def pause(name: SinkName, config: ConfigFile = CONFIG, store_url: StoreUrl = None) -> None:
     """Deliver nothing to a sink; its messages wait in the store, in order."""
-    from penstock.desired.actions import note_action
-    from penstock.desired.from_file import who
+    from penstock.desired.actions import note_action, who
     from penstock.streams.pauses import pause_sink
 
     with errors(), store_of(config, store_url) as store:

@@ -198,7 +198,7 @@ def _asking(
     name: str, collection: str | None, config: Path, store_url: str | None
 ) -> Iterator[_To]:
     from penstock.config.syncs import collection_id, collection_ids
-    from penstock.desired.from_file import who
+    from penstock.desired.actions import who
     from penstock.syncs.controls import SyncControls
 
     with errors(), store_of(config, store_url) as store:

@@ -96,7 +96,7 @@ def revoke_token(
     config: ConfigFile = CONFIG,
     store_url: StoreUrl = None,
 ) -> None:
-    """Make a token worthless, at once and for ever."""
+    """Make a token worthless, for ever."""
     from penstock.desired.actions import note_action
 
     with errors(), store_of(config, store_url) as store:

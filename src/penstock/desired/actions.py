@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -9,7 +12,6 @@ from psycopg.types.json import Jsonb
 
 from penstock.core import queries
 from penstock.desired.entities import AuditDoor
-from penstock.desired.from_file import who
 from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.desired", "state.sql")
@@ -20,6 +22,15 @@ def of_letters(sink: str | None, consumer: str | None) -> tuple[str, str]:
     if sink is not None:
         return "sink", sink
     return ("dead letters", "of any") if consumer is None else ("consumer", consumer)
+
+
+def who() -> str:
+    """Return who gives this process its commands: the user and the machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 class Actor(NamedTuple):
@@ -46,7 +57,7 @@ def note_action(
         name: The name of that; of a backfill its number.
         action: A verb, as in `rewind`.
         details: How, as JSON: nothing secret.
-        by: Who did it; None: who gave this process as a command.
+        by: Who did it; None: `who`, by a command.
     """
     actor = by or Actor(who(), "command")
     values = {

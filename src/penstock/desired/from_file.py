@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
-import socket
 from collections.abc import Mapping
 from typing import Final
 
 import structlog
 
 from penstock.config.document import ConfigDocument, read_document
+from penstock.desired.actions import who
 from penstock.desired.entities import Snapshot
 from penstock.desired.plan import Plan, plan_of
 from penstock.desired.state import DesiredState, StateMoved
@@ -21,15 +20,6 @@ from penstock.streams.store import Store
 _TRIES: Final = 5
 
 log = structlog.get_logger("penstock")
-
-
-def who() -> str:
-    """Return who changes the state from this process: the user and the machine."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def apply_file(

@@ -198,7 +198,7 @@ class NatsConsumers:
         raise StoreError(
             NO_CONSUMER,
             f"There is no consumer {name!r} of type nats{nearest(name, names) or '.'}",
-            remedy="Name one that `penstock consumer list` shows; a new one once a run has it.",
+            remedy="Name one that `penstock consumer list` shows. It shows a new one once a run has it.",
         )
 
 

@@ -39,7 +39,7 @@ def _set(store: Store, name: str, by: str | None) -> None:
             raise StoreError(
                 NO_CONSUMER,
                 f"There is no consumer {name!r}{nearest(name, names) or '.'}",
-                remedy="Name one that `penstock status` shows; a new one once a run has it.",
+                remedy="Name one that `penstock status` shows. It shows a new one once a run has it.",
             )
 
 
@@ -71,7 +71,7 @@ def _source_of(connection: Connection, name: str) -> str:
         raise StoreError(
             NO_SINK,
             f"There is no sink {name!r}{nearest(name, names) or '.'}",
-            remedy="Name one that `penstock status` shows; a new one once a run has it.",
+            remedy="Name one that `penstock status` shows. It shows a new one once a run has it.",
         )
     source, type_ = row
     if type_ == "stream":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar
 from uuid import UUID
 
@@ -70,9 +71,8 @@ def add(api: APIRouter, context: Context) -> None:
 
     async def run(work: Callable[[str], T], text: str) -> T:
         """Return what `work` does in the store for the consumer that a path has by its name or UUID."""
-        name = await name_of(context, "consumer", text)
         try:
-            return await context.run(work, name)
+            return await context.run(work, await name_of(context, "consumer", text))
         except StoreError as error:
             if error.code == NO_CONSUMER:
                 raise Problem(404, str(error)) from None
@@ -81,7 +81,7 @@ def add(api: APIRouter, context: Context) -> None:
     async def act(
         request: Request, action: str, work: Callable[[str], None], text: str, **details: Any
     ) -> Response:
-        """Do `work` in the same way, for the audit log too."""
+        """Do `work` for the consumer, and add it to the audit log."""
         name = await name_of(context, "consumer", text)
         await run(work, name)
         await context.note(request, "consumer", name, action, **details)
@@ -105,13 +105,11 @@ def add(api: APIRouter, context: Context) -> None:
         description="What its stream gets meanwhile waits there, for as long as that keeps it.",
     )
     async def pause_nats_consumer(consumer: str, request: Request) -> Response:
-        pause = lambda name: consumers.pause(name, paused=True)  # noqa: E731
-        return await act(request, "pause", pause, consumer)
+        return await act(request, "pause", partial(consumers.pause, paused=True), consumer)
 
     @api.post(f"{_ONE}/resume", response_model=Success, summary="Let a NATS consumer go on")
     async def resume_nats_consumer(consumer: str, request: Request) -> Response:
-        resume = lambda name: consumers.pause(name, paused=False)  # noqa: E731
-        return await act(request, "resume", resume, consumer)
+        return await act(request, "resume", partial(consumers.pause, paused=False), consumer)
 
     @api.post(
         f"{_ONE}/rewind",
@@ -123,5 +121,4 @@ def add(api: APIRouter, context: Context) -> None:
     async def rewind_nats_consumer(consumer: str, request: Request) -> Response:
         given = await read_object(request)
         to = place(given)
-        rewind = lambda name: consumers.rewind(name, to)  # noqa: E731
-        return await act(request, "rewind", rewind, consumer, **given)
+        return await act(request, "rewind", partial(consumers.rewind, to=to), consumer, **given)

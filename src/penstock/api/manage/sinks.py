@@ -24,10 +24,10 @@ _STATUSES: Final = {NO_SINK: 404, NOT_PAUSABLE: 409}
 def add(api: APIRouter, context: Context) -> None:
     """Add the endpoints to `api`."""
 
-    async def run(
+    async def act(
         request: Request, action: str, work: Callable[[str], None], text: str
     ) -> Response:
-        """Do `work` in the store for the sink that a path has by its name or UUID."""
+        """Do `work` for the sink that a path has by its name or UUID, and add it to the audit log."""
         name = await name_of(context, "sink", text)
         try:
             await context.run(work, name)
@@ -47,7 +47,7 @@ def add(api: APIRouter, context: Context) -> None:
     )
     async def pause(sink: str, request: Request) -> Response:
         by = grant_of(request).name
-        return await run(request, "pause", lambda name: pause_sink(context.store, name, by), sink)
+        return await act(request, "pause", lambda name: pause_sink(context.store, name, by), sink)
 
     @api.post(
         f"{_SINK}/resume",
@@ -57,4 +57,4 @@ def add(api: APIRouter, context: Context) -> None:
         responses=documented(409),
     )
     async def resume(sink: str, request: Request) -> Response:
-        return await run(request, "resume", lambda name: resume_sink(context.store, name), sink)
+        return await act(request, "resume", lambda name: resume_sink(context.store, name), sink)

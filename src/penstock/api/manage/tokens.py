@@ -93,8 +93,7 @@ def add(api: APIRouter, context: Context) -> None:
         f"{_TOKENS}/{{name}}",
         response_model=Success,
         summary="Revoke a token",
-        description="Named by its name or its id. It is worthless at once and for ever; its name stays "
-        "taken.",
+        description="Named by its name or its id. It is worthless for ever; its name stays taken.",
         responses=documented(409),
     )
     async def revoke_token(name: str, request: Request) -> Response:
