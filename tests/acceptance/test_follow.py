@@ -186,8 +186,11 @@ def test_a_new_sink_joins_and_others_miss_nothing(following: Following) -> None:
     new = following.changes("following.new")
     assert new == list(range(new[0], written[-1] + 1))
     assert following.starts("stock") == stock
-    delivered = following.pipeline.status()["sinks"]["orders"]["delivered"]
-    assert delivered == len(following.records("follow.orders"))
+    count = len(following.records("follow.orders"))
+    following.wait_for(
+        lambda: following.pipeline.status()["sinks"]["orders"]["delivered"] >= count, "counted"
+    )
+    assert following.pipeline.status()["sinks"]["orders"]["delivered"] == count
 
 
 def test_a_changed_filter_counts(following: Following) -> None:
