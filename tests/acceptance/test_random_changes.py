@@ -78,7 +78,13 @@ def test_others_miss_nothing_and_get_nothing_twice(
         new = changes(nats, "one")
         assert new == sorted(set(new))
         assert new[-10:] == written[-10:]
-        sinks = run.status()["sinks"]
+        sinks: dict[str, Any] = {}
+
+        def counted() -> bool:
+            sinks.update(run.status()["sinks"])
+            return all(sinks[name]["delivered"] >= 2 * len(written) for name in ("plain", "kept"))
+
+        run.wait_for(counted, PATIENCE, "counting what was delivered")
         handed_over = [e for e in run.events() if e["event"] == "the slot is handed over"]
         for name in ("plain", "kept"):
             assert sinks[name]["delivered"] == 2 * len(written)
