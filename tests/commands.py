@@ -25,11 +25,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
+from penstock.core import memory
+from penstock.spark import fork_server
+
 _LOADED: Final = (
     "httpx", "psycopg", "pyarrow.compute", "rich.console", "rich.table", "sqlglot", "structlog.dev",
     "penstock.cli.main", "penstock.cli.service", "penstock.cli.api_tools", "penstock.config.file",
     "penstock.api.app", "penstock.runtime.run", "penstock.runtime.source_runner",
-    "penstock.spark.session",
+    "penstock.spark.session", *fork_server.NEEDED,
 )  # fmt: skip
 _OF_ITS_PROCESS: Final = ("penstock.core.startup", "penstock.streams.claim")
 
@@ -192,6 +195,7 @@ class _Server:
 
 def main() -> None:
     """Serve until the socket's other end is closed; in each process, be what was asked for."""
+    memory.give_back()
     for name in _LOADED:
         importlib.import_module(name)
     gc.collect()

@@ -199,8 +199,7 @@ WORKER = "penstock.spark.daemon"
 """What runs tasks of Spark's, and the daemon that forks it."""
 CAPTURE = "pyspark.sql.streaming.python_streaming_source_runner"
 """What captures a source."""
-# A fork has the command line of its server, and a name of its own.
-_FORKS = "penstock.spark.fork_server"
+# A fork has another's command line, and a name of its own.
 _NAMES = {WORKER: "worker", CAPTURE: "python_streamin"}
 
 
@@ -209,9 +208,8 @@ def runs(process: psutil.Process, module: str) -> bool:
     with contextlib.suppress(psutil.Error, OSError):
         command = process.cmdline()
         name = Path(f"/proc/{process.pid}/comm").read_text().strip()
-        if _FORKS in command:
-            return name == _NAMES[module]
-        return command[1:3] == ["-m", module]  # a fork's client has it among its arguments
+        # A fork's client has the module among its arguments.
+        return name == _NAMES[module] or command[1:3] == ["-m", module]
     return False
 
 

@@ -1,4 +1,4 @@
-"""Penstock's wheel, installed by pip alone where there is no Java, runs its demo."""
+"""Penstock's wheel, installed where there is no Java, runs its demo."""
 
 from __future__ import annotations
 
@@ -27,9 +27,22 @@ def test_the_wheel_in_an_empty_environment() -> None:
         (wheel,) = folder.glob("*.whl")
         venv.create(folder / "env", with_pip=True)
         place = folder / "env" / "bin"
-        install = [str(place / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        # What the demo loads is compiled then: a tenth of what there is.
-        subprocess.run([*install, "--no-compile", str(wheel)], cwd=folder, check=True, timeout=600)
+        # Neither compiles: what the demo loads is compiled then, a tenth of what there is.
+        ways = (
+            [
+                f"{sys.prefix}/bin/uv",
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                str(place / "python"),
+            ],
+            [str(place / "pip"), "install", "--quiet", "--no-compile"],  # it takes twice the CPU
+        )
+        assert any(
+            subprocess.run([*way, str(wheel)], cwd=folder, timeout=600, check=False).returncode == 0
+            for way in ways
+        )
         tools = folder / "tools"
         tools.mkdir()
         for tool in TOOLS:

@@ -430,15 +430,19 @@ def test_the_next_changes_of_a_source_that_is_not_prepared(database: Database) -
 
 def test_a_source_that_is_away_is_said_so_in_time(shop: Shop) -> None:
     # 192.0.2.0/24 is never routed: either nothing answers, or the network refuses at once.
-    for url, status in (
-        ("postgresql://u:hush@127.0.0.1:1/db", 503),
-        ("postgresql://u:hush@192.0.2.1/db", 503),
-    ):
+    for url in ("postgresql://u:hush@127.0.0.1:1/db", "postgresql://u:hush@192.0.2.1/db"):
         began = time.monotonic()
         answer = shop.client.post("/v1/test-source", json={"url": url})
-        assert "hush" not in problem(answer, status)["detail"]
+        assert "hush" not in problem(answer, 424)["detail"]
         assert time.monotonic() - began < 6
     problem(shop.client.post("/v1/test-source", json={"url": "nothing"}), 422, "url")
+
+
+def test_a_source_that_refuses_the_login_is_said_so(shop: Shop, database: Database) -> None:
+    url = database.url.replace(database.name, "not_there")
+    body = problem(shop.client.post("/v1/test-source", json={"url": url}), 424)
+    assert (body["title"], body["code"]) == ("Failed Dependency", "database_missing")
+    assert '"not_there"' in body["detail"]
 
 
 def test_backfills_are_asked_for_and_commanded(shop: Shop, database: Database) -> None:

@@ -258,7 +258,7 @@ def test_a_credential_is_tried(shop: Shop) -> None:
             put(shop, f"/v1/credentials/{name}", {"provider": "crm", "properties": {"key": key}})
         good = shop.client.post("/v1/credentials/good/check")
         assert (good.status_code, good.json()["provider"]) == (200, "crm")
-        bad = problem(shop.client.post("/v1/credentials/bad/check"), 502)
+        bad = problem(shop.client.post("/v1/credentials/bad/check"), 424)
         assert bad["code"] == "unauthorized"
         assert "never_shown" not in str(bad)
     problem(shop.client.post("/v1/credentials/none/check"), 404)

@@ -63,7 +63,7 @@ def test_an_http_target_answers(shop: Shop) -> None:
         connection, _ = server.accept()
         with connection:
             assert connection.recv(100) == b"", "nothing is sent"
-    refused = problem(shop.client.post("/v1/targets/near/test"), 503)
+    refused = problem(shop.client.post("/v1/targets/near/test"), 424)
     assert refused["code"] == "connection_refused"
     assert "hush" not in str(refused)
 
@@ -78,10 +78,10 @@ def test_a_bastions_trouble_is_told_from_the_targets(
     assert found["bastion"] == f"penstock@127.0.0.1:{ssh.port}"
     closed = free_port()
     for status, code, changed in (
-        (503, "bastion_host_key", {"bastion": behind(ssh, host_key=None)}),
-        (503, "bastion_unreachable", {"bastion": behind(ssh, port=closed)}),
-        (503, "unreachable", {"url": f"nats://127.0.0.1:{closed}"}),
-        (503, "unreachable", {"type": "http", "url": f"https://127.0.0.1:{closed}"}),
+        (424, "bastion_host_key", {"bastion": behind(ssh, host_key=None)}),
+        (424, "bastion_unreachable", {"bastion": behind(ssh, port=closed)}),
+        (424, "unreachable", {"url": f"nats://127.0.0.1:{closed}"}),
+        (424, "unreachable", {"type": "http", "url": f"https://127.0.0.1:{closed}"}),
     ):
         put(shop, "/v1/targets/far", **{**far, "bastion": behind(ssh), **changed})
         refused = problem(shop.client.post("/v1/targets/far/test"), status)
@@ -99,14 +99,14 @@ def test_a_source_and_its_bastion(shop: Shop, ssh: SshServer, database: Database
     put(shop, "/v1/sources/far", **source, bastion=behind(ssh))
     assert shop.client.post("/v1/sources/far/test").json()["database"] == name
     put(shop, "/v1/sources/far", **source, bastion=behind(ssh, host_key=None))
-    assert problem(shop.client.post("/v1/sources/far/test"), 503)["code"] == "bastion_host_key"
+    assert problem(shop.client.post("/v1/sources/far/test"), 424)["code"] == "bastion_host_key"
     put(
         shop,
         "/v1/sources/far",
         **{**source, "url": f"{login}@gone.internal:1/{name}"},
         bastion=behind(ssh),
     )
-    assert problem(shop.client.post("/v1/sources/far/test"), 503)["code"] == "unreachable"
+    assert problem(shop.client.post("/v1/sources/far/test"), 424)["code"] == "unreachable"
 
 
 def test_a_bastions_keys_are_shown_and_trusted(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,6 +22,8 @@ from tests.bastions import SshServer, public
 from tests.waits import await_true
 from typer.testing import CliRunner, Result
 
+from penstock.bastion import tunnel
+from penstock.bastion.connection import Client, connect
 from penstock.bastion.keys import fingerprint
 from penstock.bastion.tunnel import tunnel_to
 from penstock.cli.main import app
@@ -183,6 +187,64 @@ def test_announced_addresses_go_through_it_too(ssh: SshServer, nats_server: Embe
     assert ssh.asked == [
         ("seed.internal", 4222), ("10.9.8.7", 4300), ("second.internal", 4222),
     ]  # fmt: skip
+
+
+def test_each_seed_is_tried_through_it(ssh: SshServer, nats_server: EmbeddedNats) -> None:
+    ssh.names |= {
+        ("one.internal", 4222): ("127.0.0.1", free_port()),
+        ("two.internal", 4333): ("127.0.0.1", nats_server.port or 0),
+    }
+    seeds = [("one.internal", 4222), ("two.internal", 4333)]
+    config = NatsSinkConfig(url="nats://one.internal,nats://two.internal:4333").behind(
+        ssh.bastion()
+    )
+    connection = connect_first(config, "test", timeout=lambda: 2.0)
+    connection.close()
+    assert str(connection.server) == "nats://two.internal:4333"
+    assert ssh.asked == seeds
+    del ssh.names["two.internal", 4333]
+    with pytest.raises(SinkError) as caught:
+        connect_first(config, "test", timeout=lambda: 2.0)
+    assert caught.value.transient
+    assert all(f"{host}:{port}" in str(caught.value) for host, port in seeds)
+
+
+def test_a_bastion_that_is_away_is_asked_less_and_less(
+    ssh: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks within the pause has the last try's answer."""
+    tries = []
+
+    async def counted(to: Bastion) -> tuple[asyncssh.SSHClientConnection, Client]:
+        tries.append(time.monotonic())
+        return await connect(to)
+
+    monkeypatch.setattr(tunnel, "connect", counted)
+    way = tunnel_to(ssh.bastion())
+    ssh.kill()
+
+    def asked() -> int:
+        with pytest.raises(BastionError) as caught:
+            way.open("pg.internal", 5432)
+        assert caught.value.code == "bastion_unreachable"
+        return len(tries)
+
+    await_true(lambda: asked() == 4)
+    waited = [after - before for before, after in itertools.pairwise(tries)]
+    # 0.25, 0.5 and 1 s, each shorter by a quarter at most.
+    assert waited[0] >= 0.18
+    assert waited[1] >= 0.37
+    assert waited[2] >= 0.74
+    ssh.start()
+    ssh.names["pg.internal", 5432] = ("127.0.0.1", ssh.port)
+    await_true(lambda: _opens(way))
+
+
+def _opens(way: tunnel.Tunnel) -> bool:
+    with suppress(BastionError):
+        way.open("pg.internal", 5432).close()
+        return True
+    return False
 
 
 def source_behind(bastion: Bastion, database: Database, port: int = 5432) -> PostgresSource:

@@ -202,7 +202,7 @@ def test_the_way_through_a_bastion(
     page.get_by_text("The host key is trusted.").wait_for()
     assert fingerprint(public(ssh.host_key)) in page.locator(".guide").inner_text()
     ssh.kill()
-    window.allow(503)
+    window.allow(424)
     press(page, "Ask the bastion for its key")
     page.get_by_text(re.compile("cannot be reached")).wait_for()
 

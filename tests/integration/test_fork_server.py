@@ -26,6 +26,7 @@ SESSION = """
 import json, os, sys
 from penstock.spark.session import create
 from penstock.spark.pipeline import map_in_arrow
+from penstock.spark.settings import local_master
 
 def look(batches):
     import pyarrow, os, sys
@@ -33,13 +34,23 @@ def look(batches):
         "pid": os.getpid(), "seed": os.environ.get("PYTHONHASHSEED"), "hash": hash("a"),
         "comm": open("/proc/self/comm").read().strip(), "cwd": os.getcwd(),
         "stray": os.environ.get("STRAY"),
+        "files": [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")],
     }
     for _ in batches:
         yield pyarrow.RecordBatch.from_pylist([{"t": json.dumps(found)}])
 
 for line in sys.stdin:
+    if line.strip() == "begin":
+        from types import SimpleNamespace
+        from penstock.spark import launch
+
+        held = open("held", "w")  # which no fork is to have
+        launch.begin(SimpleNamespace(spark=SimpleNamespace(master="local[1]", conf={})))
+        launch.loaded()
+        print(json.dumps({"begun": True}), flush=True)
+        continue
     if line.strip() == "create":
-        spark = create("local[1]")
+        spark = create(local_master("local[1]"))
         print(json.dumps({"ready": True}), flush=True)
         continue
     if line.strip() == "end":
@@ -54,9 +65,12 @@ for line in sys.stdin:
 
 
 class Session:
-    """A process with a session, which answers a line by a line."""
+    """A process with a session, which answers a line by a line.
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    The server is started in one `way` or the other: as a fork of the process, or as a program.
+    """
+
+    def __init__(self, folder: Path, way: str, **environment: str) -> None:
         code = folder / "session.py"
         code.write_text(SESSION)
         self.process = subprocess.Popen(
@@ -64,6 +78,8 @@ class Session:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "TMPDIR": str(folder), **environment},
         )  # fmt: skip
+        if way == "fork":
+            assert self.ask("begin") == {"begun": True}
         assert self.ask("create") == {"ready": True}
         self.family = self.tree()
 
@@ -94,15 +110,16 @@ class Session:
         return found
 
     def server(self) -> psutil.Process:
-        """The server, which is no fork of itself."""
-        servers = self.named("penstock.spark.fork_server")
-        (found,) = [each for each in servers if each.ppid() == self.process.pid]
+        (found,) = [each for each in self.tree() if each.name() == fork_server.NAME]
         return found
 
     def daemon(self) -> psutil.Process:
         server = self.server().pid
         (found,) = [each for each in self.tree() if runs(each, WORKER) and each.ppid() == server]
         return found
+
+
+WAYS = pytest.mark.parametrize("way", ["fork", "spawn"])
 
 
 @pytest.fixture
@@ -115,13 +132,15 @@ def left(family: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(family, PATIENCE)[1]
 
 
-def test_a_task_runs_in_a_fork_and_all_end_with_the_session(folder: Path) -> None:
-    session = Session(folder, STRAY="kept")
+@WAYS
+def test_a_task_runs_in_a_fork_and_all_end_with_the_session(folder: Path, way: str) -> None:
+    session = Session(folder, way, STRAY="kept")
     task = session.ask()
-    # As Spark has it: one seed for all, its variables, its folder.
+    # As Spark has it: its variables, its folder.
     assert task["comm"] == "worker"
     assert task["seed"] == "0"
     assert task["stray"] == "kept"
+    assert str(folder / "held") not in task["files"]
     assert Path(task["cwd"]) == folder
     assert psutil.Process(task["pid"]).ppid() == session.daemon().pid
     # Where a daemon is gone, with its workers, there is another one.
@@ -143,8 +162,9 @@ def test_a_task_runs_in_a_fork_and_all_end_with_the_session(folder: Path) -> Non
     assert errors == ""
 
 
-def test_without_its_server_spark_starts_python(folder: Path) -> None:
-    session = Session(folder, PYTHONHASHSEED="7")
+@WAYS
+def test_without_its_server_spark_starts_python(folder: Path, way: str) -> None:
+    session = Session(folder, way, PYTHONHASHSEED="7")
     first = session.ask()
     assert first["seed"] == "7"
     daemon = session.daemon()
@@ -163,8 +183,9 @@ def test_without_its_server_spark_starts_python(folder: Path) -> None:
     assert left(family) == []
 
 
-def test_forks_end_with_the_jvm_and_with_the_run(folder: Path) -> None:
-    session = Session(folder)
+@WAYS
+def test_forks_end_with_the_jvm_and_with_the_run(folder: Path, way: str) -> None:
+    session = Session(folder, way)
     session.ask()
     family = session.tree()
     forks = [each for each in family if each not in (family[0], session.server(), session.jvm())]
@@ -177,9 +198,10 @@ def test_forks_end_with_the_jvm_and_with_the_run(folder: Path) -> None:
     assert list(folder.glob("penstock-jvm-*")) == []
 
 
-def test_a_fork_ends_with_its_client(folder: Path) -> None:
+@WAYS
+def test_a_fork_ends_with_its_client(folder: Path, way: str) -> None:
     """As when Spark destroys the process that it has started."""
-    session = Session(folder)
+    session = Session(folder, way)
     session.ask()
     daemon = session.daemon()
     clients = session.named("fork_client.py")
@@ -195,9 +217,10 @@ class Server:
     """A server without Spark, and what it is asked to run."""
 
     def __init__(self, folder: Path) -> None:
-        started = fork_server.start(folder)
-        assert started is not None
-        self.program, self.process = started
+        found = fork_server.prepare(folder)
+        assert found is not None
+        found.spawn()
+        self.forks, self.program = found, found.program
 
     def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -206,9 +229,8 @@ class Server:
         )  # fmt: skip
 
     def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(PATIENCE) == 0
+        self.forks.end()
+        await_true(lambda: self.forks.ended)
 
 
 @pytest.fixture(scope="module")
@@ -250,21 +272,21 @@ def test_what_a_client_does_wrong_stops_no_other(server: Server) -> None:
             client.connect(address)
             client.sendall(sent)
     assert server.run("-m", "this").returncode == 0
-    assert server.process.poll() is None
+    assert not server.forks.ended
 
 
 def test_where_a_server_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
-    assert fork_server.start(deep) is None
+    assert fork_server.prepare(deep) is None
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda *_: False)  # as a folder that runs no programs answers
-        assert fork_server.start(Path(tempfile.mkdtemp(dir="/tmp"))) is None
+        assert fork_server.prepare(Path(tempfile.mkdtemp(dir="/tmp"))) is None
     with monkeypatch.context() as patch:
         patch.setattr(fork_server, "_SHELL", str(tmp_path / "sh"))
-        assert fork_server.start(tmp_path) is None
+        assert fork_server.prepare(tmp_path) is None
     (tmp_path / "forks").touch()  # so that no socket can be made there
-    assert fork_server.start(tmp_path) is None
+    assert fork_server.prepare(tmp_path) is None
 
 
 def test_another_python_of_the_users_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def test_what_a_process_writes_before_it_has_started_is_held_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     forwarder = Forwarder()
+    forwarder.follow()
     os.write(forwarder.file, b"Invalid initial heap size: -Xmslots\nTraceback (most rec")
     os.write(forwarder.file, b"ent call last):\n  File x\nValueError: why\n")
     await_true(lambda: len(forwarder.last()) >= 2, what="both lines of the error are read")

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from penstock.config.explain import message_of
 from penstock.core.errors import (
+    BastionError,
     CaptureError,
     ConfigError,
     PenstockError,
@@ -68,6 +69,8 @@ _MISCONFIGURED: Final = frozenset({"credential", "connector"})
 """Where a sync's configuration is at fault, and not the API that it reads."""
 _UNPREPARED: Final = frozenset({"publication_missing", "slots_exhausted"})
 """What a source's server lacks: it answers, and the request is in order."""
+AWAY: Final = 424
+"""The status where a server outside does not answer, or refuses: the API itself has not failed."""
 _MEDIA_TYPE: Final = "application/problem+json"
 # Where FastAPI and pydantic found an error, which is no part of the field's name.
 _PLACES: Final = frozenset({"body", "query", "path", "pull", "webhook"})
@@ -191,7 +194,7 @@ def problem_of(error: Problem | PenstockError) -> Problem:
         case ConfigError():
             return Problem(422, str(error), [("body", each) for each in error.problems])
     status = _status_of(error)
-    headers = {"Retry-After": "1"} if status == 503 else None
+    headers = {"Retry-After": "1"} if status == 503 or error.transient else None
     return Problem(status, str(error), headers=headers, more={"code": error.code})
 
 
@@ -200,7 +203,7 @@ def _status_of(error: PenstockError) -> int:
         case StoreError():
             return _STORE_STATUS.get(error.code, 503)
         case CaptureError() | SinkError() | TargetError() | SyncError() if error.transient:
-            return 503
+            return AWAY
         case SyncError() if error.code in _MISCONFIGURED:
             return 409
         case CaptureError() if error.code in _AT_FAULT:
@@ -209,7 +212,9 @@ def _status_of(error: PenstockError) -> int:
             return 409
         case SinkError():
             return 409
-    return 502
+        case BastionError() | CaptureError() | TargetError() | SyncError():
+            return AWAY
+    return 500
 
 
 def _problem(request: Request, error: Exception) -> Problem:

@@ -59,16 +59,16 @@ def starting(config: Config, *, once: bool = False) -> Iterator[None]:
 
     Spark's JVM starts at the same time: each takes seconds.
     """
-    from penstock.core import log, memory, startup
+    from penstock.core import log, startup
     from penstock.spark import launch
 
     log.configure()
     if not once:  # what has delivered nothing of what it was to deliver has not ended well
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the service takes signals
-    memory.give_back()
     with startup.step("program", version=__version__):
         launch.begin(config)
         yield
+        launch.loaded()
 
 
 def fail(message: str, code: int = 1) -> typer.Exit:

@@ -84,6 +84,9 @@ def run(
 
     Without a file, or with an empty one, it runs what the API and `penstock apply` have configured.
     """
+    from penstock.core import memory
+
+    memory.give_back()
     from penstock.config.file import load_or_empty
 
     with errors():

@@ -42,6 +42,9 @@ def relay(
     ] = LISTEN,
 ) -> None:
     """Relay the outboxes of a database in the foreground, until SIGTERM or Ctrl-C."""
+    from penstock.core import memory
+
+    memory.give_back()
     with errors():
         far = None if bastion is None else _bastion(bastion, bastion_key, bastion_host_key)
         if far is not None and store is None:

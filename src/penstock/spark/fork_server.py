@@ -1,9 +1,10 @@
 """The process that Spark's Python processes of a local session are forked from.
 
 Spark starts a Python for each kind of worker, and one for each source. Each would import pyspark,
-pyarrow and Penstock for itself, a second of CPU and 60 MiB. Here one process imports all of it, and a
-program that stands where Spark looks for Python (`fork_client`) has it run the module: in a fork, with
-the arguments, the environment, the folder and the standard files that Spark gave.
+pyarrow and Penstock for itself, a second of CPU and 60 MiB. Here one process has imported all of it, and
+a program that stands where Spark looks for Python (`fork_client`) has it run the module: in a fork, with
+the arguments, the environment, the folder and the standard files that Spark gave. A command is forked
+to be that process as soon as it has loaded its own parts, before it has threads and connections.
 
 A fork ends when its client does. The server ends with the process that started it; where it is gone,
 the client becomes the Python that Spark meant to start.
@@ -11,6 +12,7 @@ the client becomes the Python that Spark meant to start.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -25,16 +27,19 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import traceback
 import warnings
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NoReturn
 
 _SHELL: Final = "/bin/sh"
+NAME: Final = "penstock-forks"
+"""The server's, for those who list processes."""
 _LONGEST_ADDRESS: Final = 100  # bytes; the least that systems allow is 104, with its end
 _REQUEST_SECONDS: Final = 5.0
 
-# None of them starts a thread of Python's, which a fork would lose.
-_NEEDED: Final = (
+NEEDED: Final = (
     "dateutil.relativedelta",  # pyarrow looks for it
     "pyarrow.flight",
     "pyspark.daemon",
@@ -48,16 +53,77 @@ _NEEDED: Final = (
     "penstock.spark.sync_source",
     "penstock.spark.writer",
 )
+"""What they import. None of it starts a thread of Python's, which a fork would lose."""
 
 # module, its arguments; the folder; the environment
 Request = tuple[list[str], str, dict[bytes, bytes]]
 
 
-def start(folder: Path) -> tuple[str, subprocess.Popen[bytes]] | None:
-    """Start a server; return the program for Spark to start as Python, and the server's process.
+class Forks:
+    """The program for Spark to start as Python, and the server behind it.
 
-    Both need `folder`, which the server deletes when this process ends. Returns None where the system
-    can't do it: it has no shell, or allows no Unix sockets or no programs in `folder`.
+    `fork` or `spawn` starts the server; what asks before that waits. Both need `folder`, which the
+    server deletes when this process ends.
+    """
+
+    def __init__(self, program: Path, folder: Path, listener: socket.socket) -> None:
+        self.program = str(program)
+        self.pid: int | None = None
+        """The server's, once it was started."""
+        self._folder = folder
+        self._listener = listener
+        # End of file in it ends the server, however this process went.
+        self._lives, self._held = os.pipe()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = False
+
+    def spawn(self) -> None:
+        """Start the server as a program, which loads what it needs."""
+        number = self._listener.fileno()
+        self._process = subprocess.Popen(  # noqa: S603 - this Python
+            [sys.executable, "-m", "penstock.spark.fork_server", str(number), self._folder],
+            stdin=self._lives, stdout=subprocess.DEVNULL, pass_fds=[number],
+            preexec_fn=_ignore_interrupt,  # noqa: PLW1509 - as for Spark's JVM
+        )  # fmt: skip
+        self._started(self._process.pid)
+
+    def fork(self) -> None:
+        """Start the server as a fork of this process, which has loaded most of what it needs.
+
+        Where a fork is not safe, on other systems than Linux and beside threads, it is spawned.
+        """
+        if sys.platform != "linux" or threading.active_count() > 1:
+            self.spawn()
+            return
+        _load()
+        pid = os.fork()
+        if pid == 0:
+            _become_server(self._listener, self._folder, self._lives)
+        self._started(pid)
+
+    def _started(self, pid: int) -> None:
+        self.pid = pid
+        os.close(self._lives)
+        self._listener.close()
+
+    def end(self) -> None:
+        """Have the server end."""
+        os.close(self._held)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has gone, or was never started."""
+        if self.pid is not None and not self._ended:
+            with contextlib.suppress(ChildProcessError):
+                self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return self.pid is None or self._ended
+
+
+def prepare(folder: Path) -> Forks | None:
+    """Return what is to be started in a folder.
+
+    None where the system can't do it: it has no shell, or allows no Unix sockets or no programs in
+    `folder`.
     """
     address, program = str(folder / "forks"), folder / "python"
     if (
@@ -72,22 +138,14 @@ def start(folder: Path) -> tuple[str, subprocess.Popen[bytes]] | None:
     program.chmod(0o700)
     if not os.access(program, os.X_OK):  # such as on a file system that is mounted with `noexec`
         return None
-    with socket.socket(socket.AF_UNIX) as listener:
-        try:
-            listener.bind(address)
-        except OSError:  # such as on a file system that has no sockets
-            return None
-        listener.listen(64)  # what connects before the server is loaded waits
-        process = subprocess.Popen(  # noqa: S603 - this Python
-            [sys.executable, "-m", "penstock.spark.fork_server", str(listener.fileno()), folder],
-            # Spark gives its workers this seed, which counts only from a process's start.
-            env={**os.environ, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")},
-            stdin=subprocess.PIPE,  # end of file there ends it, however this process went
-            stdout=subprocess.DEVNULL,
-            pass_fds=[listener.fileno()],
-            preexec_fn=_ignore_interrupt,  # noqa: PLW1509 - as for Spark's JVM
-        )  # fmt: skip
-    return str(program), process
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(address)
+    except OSError:  # such as on a file system that has no sockets
+        listener.close()
+        return None
+    listener.listen(64)
+    return Forks(program, folder, listener)
 
 
 def _ignore_interrupt() -> None:
@@ -97,7 +155,7 @@ def _ignore_interrupt() -> None:
 
 def _load() -> None:
     """Import what any of Spark's Python processes needs."""
-    for name in _NEEDED:
+    for name in NEEDED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what a fork's collections walked, it would copy
@@ -196,6 +254,12 @@ def _end_with(client: socket.socket) -> None:
         sys.exit(1)
 
 
+def _name_process(name: str) -> None:
+    """Tell it from others that have its command line."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name[:15])
+
+
 def _run(request: Request) -> None:
     """Run the module as `python -m` does."""
     (module, *arguments), folder, environment = request
@@ -205,20 +269,50 @@ def _run(request: Request) -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in paths if path and path not in sys.path]
     sys.argv = [module, *arguments]
-    # The command line is the server's: this is what tells one from another.
-    name = (arguments[0] if arguments else module).rpartition(".")[2]
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(name[:15])
+    _name_process((arguments[0] if arguments else module).rpartition(".")[2])
     sys.modules.pop(module, None)  # it runs as the main module, which is another one
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def main(listener: int, folder: str) -> None:
-    """Serve until standard input ends; in each fork, run what is asked for."""
-    _load()
+def _become_server(listener: socket.socket, folder: Path, lives: int) -> NoReturn:
+    """Be the server, and each of its forks, in a fork of a command, of which they keep nothing."""
+    code = 1
+    try:
+        atexit._clear()
+        _ignore_interrupt()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.dup2(lives, 0)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)
+        # Not closed, as objects that have them will do that. The JVM lives as long as its standard
+        # input is open somewhere.
+        kept = (0, 1, 2, null, listener.fileno())
+        for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+            if number not in kept:
+                with contextlib.suppress(OSError):  # the list's own
+                    os.dup2(null, number, inheritable=os.get_inheritable(number))
+        _serve(listener, folder)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # As multiprocessing ends its forks: Python's own end would go through the command's code.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _serve(listener: socket.socket, folder: Path) -> None:
+    """Serve until standard input ends, and end then; in each fork, run what is asked for."""
+    _name_process(NAME)
     # None of the libraries' threads holds a lock here.
     warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)
-    forked: Any = _Server(socket.socket(fileno=listener)).serve()
+    forked = _Server(listener).serve()
     if forked is None:
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)  # Python would free what it has loaded piece by piece
@@ -228,4 +322,5 @@ def main(listener: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    _load()
+    _serve(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))

@@ -67,17 +67,23 @@ class Jvm:
         master: Spark's master, for which it is started.
         settings: The settings of the session; only the JVM's own are given to it here.
         record: The file to write an AOT cache to when it ends; it uses none itself then.
+        fork: Whether `fork` is called once this process has loaded what it needs.
     """
 
     def __init__(
-        self, master: str, settings: Mapping[str, str], record: Path | None = None
+        self,
+        master: str,
+        settings: Mapping[str, str],
+        record: Path | None = None,
+        *,
+        fork: bool = False,
     ) -> None:
         self._master = master
         self._settings = settings
         self._record = record
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-jvm-"))
         self._forks = (
-            fork_server.start(self._folder)
+            fork_server.prepare(self._folder)
             if master.startswith("local") and _runs_own_python()
             else None
         )
@@ -87,6 +93,8 @@ class Jvm:
         self.process: subprocess.Popen[bytes] | None = None
         atexit.register(self._leave)
         self._start()
+        if self._forks is not None and not fork:
+            self._forks.spawn()
 
     def _start(self) -> None:
         self._failure: Failure | None = None
@@ -111,10 +119,15 @@ class Jvm:
         finally:
             self.stderr.close()
 
+    def fork(self) -> None:
+        """Start the process that Spark's Python processes are forked from, as a fork of this one."""
+        if self._forks is not None:
+            self._forks.fork()
+
     @property
     def python(self) -> str | None:
         """The program that Spark starts as Python, None where it starts this process's own."""
-        return None if self._forks is None else self._forks[0]
+        return None if self._forks is None else self._forks.program
 
     def _cache_options(self, java: Java) -> list[str]:
         self._cache = None
@@ -128,6 +141,7 @@ class Jvm:
         """Return pyspark's gateway to it, once it answers; raises `SparkError`."""
         from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - it starts meanwhile
 
+        self.stderr.follow()
         while (found := self._address()) is None:
             if (
                 self._failure is None
@@ -137,6 +151,7 @@ class Jvm:
                 if self._cache is not None:  # a start must not fail because of it
                     self._suspect = self._cache
                     self._start()
+                    self.stderr.follow()
                     continue
                 self._failure = _without_java(self.stderr.last(_LAST_WORDS_SECONDS))
             if self._failure is not None:
@@ -168,7 +183,7 @@ class Jvm:
         if not self._connected and self.process is not None:
             self.process.kill()
             self.process.wait()
-        if self._forks is None or self._forks[1].poll() is not None:  # it may have been killed
+        if self._forks is None or self._forks.ended:  # it may have been killed
             shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -20,12 +20,17 @@ _begun: list[tuple[str, Mapping[str, str], Jvm]] = []
 def begin(config: Config) -> None:
     """Start the JVM of a process that runs `config`; `take` hands it out.
 
-    If the process ends before that, the JVM does too.
+    If the process ends before that, the JVM does too. `loaded` is to follow.
     """
     master = local_master(config.spark.master)
     settings = settings_of(master, config.spark.conf)
     _prepare(master)
-    _begun.append((master, settings, Jvm(master, settings)))
+    _begun.append((master, settings, Jvm(master, settings, fork=True)))
+
+
+def loaded() -> None:
+    """Begin what needs all of the process's imports: Spark's Python processes are forks of it."""
+    _begun[-1][2].fork()
 
 
 def take(master: str, settings: Mapping[str, str], record: Path | None = None) -> Jvm:

@@ -56,7 +56,8 @@ class Filter:
 class Forwarder:
     """Passes on what processes write to `file`, their standard error, until the last one has ended.
 
-    Nothing is passed on before `started`: of a process that never starts it is part of the error.
+    From `follow` on it reads, in a thread. Nothing is passed on before `started`: of a process that
+    never starts it is part of the error.
     `last` returns the newest lines, our own log's left out.
     """
 
@@ -66,11 +67,14 @@ class Forwarder:
         self._held: list[str] | None = []
         self._passing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="spark-stderr", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Close this process's own end, once others have it."""
         os.close(self.file)
+
+    def follow(self) -> None:
+        """Begin to read."""
+        self._thread.start()
 
     def started(self) -> None:
         """Pass on what was held back, and all that comes."""

@@ -117,7 +117,7 @@ def add(api: APIRouter, context: Context) -> None:
         response_model=_Made,
         summary="Ask for a backfill",
         description="The rows of a sink's tables, or of one, are read beside its live changes.",
-        responses=documented(409, 413, 502),
+        responses=documented(409, 413, 424),
         openapi_extra=body_of(_New),
     )
     async def create_backfills(request: Request) -> Response:

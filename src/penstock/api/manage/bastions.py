@@ -96,7 +96,7 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
 
     api.add_api_route(
         path, show, response_model=_Bastion, summary=f"Show the bastion of a {kind}",
-        operation_id=f"show_{kind}_bastion", openapi_extra=named, responses=documented(409, 502),
+        operation_id=f"show_{kind}_bastion", openapi_extra=named, responses=documented(409, 424),
     )  # fmt: skip
 
     async def ask(request: Request) -> Response:
@@ -110,7 +110,7 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
         summary=f"Ask the bastion of a {kind} for its host key",
         description="Compare the fingerprint with the bastion's own (`ssh-keygen -lf`) before it is "
         "trusted.",
-        operation_id=f"ask_{kind}_bastion", openapi_extra=named, responses=documented(409, 502),
+        operation_id=f"ask_{kind}_bastion", openapi_extra=named, responses=documented(409, 424),
     )  # fmt: skip
 
     async def trust(request: Request) -> Response:
@@ -143,7 +143,7 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
         f"{path}/host-key", trust, methods=["PUT"], response_model=_Bastion,
         summary=f"Trust a host key of the bastion of a {kind}",
         operation_id=f"trust_{kind}_bastion", openapi_extra={**named, **body_of(_Trusted)},
-        responses=documented(409, 413, 502),
+        responses=documented(409, 413, 424),
     )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def _write(
             continue
         return Changed(old, after.entities.get(key), planned, plan.warnings)
     raise Problem(
-        503, f"Others change {what} all the time: try again.", headers={"Retry-After": "1"}
+        409, f"Others change {what} all the time: try again.", headers={"Retry-After": "1"}
     )
 
 

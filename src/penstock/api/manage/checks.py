@@ -50,7 +50,7 @@ def add(api: APIRouter, context: Context, tools: Tools) -> None:
         response_model=_Report,
         summary="Check a source",
         description="Its server, role, publication, slot and tables: what is missing, and its remedy.",
-        responses=documented(409),
+        responses=documented(409, 424),
     )
     async def check_source(source: str) -> Response:
         name = (await configured_of(context, "source", source)).name

@@ -10,7 +10,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 from fastapi import Request
 
 from penstock.api.manage.access import door_of, grant_of
-from penstock.api.problems import Problem
+from penstock.api.problems import AWAY, Problem
 from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
@@ -123,7 +123,7 @@ class Context:
                 )
         except TimeoutError:
             raise Problem(
-                503,
+                AWAY,
                 f"There was no answer within {_TEST_SECONDS:.0f} s: check hosts and ports, and"
                 " firewalls.",
                 headers={"Retry-After": "5"},
@@ -139,7 +139,7 @@ class Context:
                 )
         except TimeoutError:
             raise Problem(
-                503,
+                AWAY,
                 f"The source's server did not answer within {SOURCE_SECONDS:.0f} s: check host and"
                 " port in its url, and firewalls.",
                 headers={"Retry-After": "5"},

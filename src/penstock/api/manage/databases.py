@@ -123,7 +123,7 @@ class _Tested(BaseModel):
 
 def add(api: APIRouter, context: Context) -> None:
     """Add the endpoints of sources' databases to `api`."""
-    away = documented(409, 502)
+    away = documented(409, 424)
 
     @api.get(
         f"{_SOURCE}/tables",
@@ -199,7 +199,7 @@ def add(api: APIRouter, context: Context) -> None:
         "/v1/test-source",
         response_model=_Tested,
         summary="Test a connection that is not stored",
-        responses=documented(413, 502),
+        responses=documented(413, 424),
         openapi_extra=body_of(_NewSource),
     )
     async def test_new_source(request: Request) -> Response:

@@ -215,7 +215,7 @@ def add(api: APIRouter, context: Context) -> None:
         response_model=Success,
         summary="Deliver a dead letter again",
         description="A sink's is published once more, a consumer's goes back into it.",
-        responses=documented(409, 502),
+        responses=documented(409, 424),
     )
     async def replay_letter(number: _Id, request: Request) -> Response:
         letter = await letter_of(number)

@@ -90,7 +90,7 @@ def add(api: APIRouter, context: Context) -> None:
         "/v1/credentials/{credential}/check",
         response_model=_Checked,
         summary="Try a credential with one harmless request",
-        responses=documented(409, 502),
+        responses=documented(409, 424),
     )
     async def check_credential(credential: str) -> Response:
         name, _, settings = await configured_of(context, "credential", credential)

@@ -56,7 +56,7 @@ def add(api: APIRouter, context: Context) -> None:
         response_model=_TestedTarget,
         summary="Test the connection of a target",
         description="The `code` of a problem begins with `bastion_` where the bastion is at fault.",
-        responses=documented(409, 502),
+        responses=documented(409, 424),
     )
     async def test_target(target: str) -> Response:
         settings, bastion = await target_of(context, target)

@@ -103,7 +103,7 @@ def add(api: APIRouter, context: Context, tools: Tools) -> None:
         description="Filter, transform and route of a sink, which need not exist, over messages: what "
         "`penstock try` does. Nothing is delivered. The first trial with an expression takes "
         "seconds: it starts Spark, in a process of its own.",
-        responses=documented(409, 413, 502),
+        responses=documented(409, 413, 424),
         openapi_extra=body_of(_Try),
     )
     async def try_sink(request: Request) -> Response:
@@ -125,7 +125,7 @@ def add(api: APIRouter, context: Context, tools: Tools) -> None:
         summary="Wait for the next changes of a source",
         description="Through a slot of its own, which ends with the request; nothing is taken from "
         "the pipeline.",
-        responses=documented(409, 413, 502),
+        responses=documented(409, 413, 424),
         openapi_extra=body_of(_Next),
     )
     async def next_changes(source: str, request: Request) -> Response:
