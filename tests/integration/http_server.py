@@ -134,10 +134,14 @@ class Served:
 
 
 class Onlooker:
-    """A client that asks for `/healthz` again and again; `worst` is its longest wait so far."""
+    """A client that asks for `/healthz` again and again; `worst` is its longest wait so far.
 
-    def __init__(self, served: Served) -> None:
+    It has a new connection each time, or `keeps` one.
+    """
+
+    def __init__(self, served: Served, *, keeps: bool = False) -> None:
         self._served = served
+        self._keeps = keeps
         self._stop = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._ask, daemon=True)
@@ -145,11 +149,14 @@ class Onlooker:
 
     def _ask(self) -> None:
         url = f"http://{self._served.address}/healthz"
+        headers = {} if self._keeps else {"Connection": "close"}
         try:
-            while not self._stop.wait(0.005):
-                began = time.monotonic()
-                httpx.get(url, timeout=TIMEOUT, trust_env=False).raise_for_status()
-                self.worst = max(self.worst, time.monotonic() - began)
+            with httpx.Client(headers=headers, timeout=TIMEOUT, trust_env=False) as client:
+                client.get(url)
+                while not self._stop.wait(0.005):
+                    began = time.monotonic()
+                    client.get(url).raise_for_status()
+                    self.worst = max(self.worst, time.monotonic() - began)
         except Exception as error:
             self._error = error
 
