@@ -10,6 +10,7 @@ import pytest
 from tests.api_help import Shop, ids, problem, tokens
 from tests.streams_help import Change, inserted, make_stream, publish, updated
 
+from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
 
 WAIT = {"batch_size": 100, "wait_for_ms": 20_000}
@@ -436,3 +437,41 @@ def test_lost_updates_are_refused(shop: Shop) -> None:
     newest = {"If-Match": changed.headers["etag"]}
     assert shop.client.delete(path, headers=newest).status_code == 200
     assert "etag" not in shop.client.get("/v1/http-consumers/events").headers, "it is no entity"
+
+
+def test_a_streams_own_group_has_the_settings_of_its_sink(database: Database) -> None:
+    """One change is in one place: the sink, its version, the audit log, a plan."""
+    with Shop(database.url, ApiTools(), "orders") as shop:
+        make_stream(shop.store, "pool")
+        source = {"type": "postgres", "url": database.url}
+        assert shop.client.put("/v1/sources/shop", json=source).status_code == 201
+        spec = {"type": "stream", "source": "shop", "ack_wait_ms": 5_000}
+        assert shop.client.put("/v1/sinks/orders", json=spec).status_code == 201
+        group, sink = "/v1/http-consumers/orders", "/v1/sinks/orders"
+        changed = shop.client.patch(group, json={"max_ack_pending": 3, "deletes": None})
+        assert changed.status_code == 200, changed.text
+        assert changed.json()["max_ack_pending"] == 3
+        found = shop.client.get(sink)
+        assert found.json()["spec"] == {**spec, "max_ack_pending": 3}
+        assert changed.headers["etag"] == found.headers["etag"]
+        assert shop.client.get(group).headers["etag"] == found.headers["etag"]
+        (line,) = shop.client.get("/v1/audit", params={"limit": 1}).json()["data"]
+        assert (line["kind"], line["name"], line["action"]) == ("sink", "orders", "update")
+        # A file that has it otherwise would change it.
+        document = {"sinks": {"orders": spec}}
+        (planned,) = shop.client.post("/v1/plan", json=document).json()["changes"]
+        assert (planned["kind"], planned["name"]) == ("sink", "orders")
+        late = shop.client.patch(group, json={"max_waiting": 4}, headers={"If-Match": '"1"'})
+        problem(late, 412)
+        assert shop.client.patch(group, json={"max_ack_pending": None}).status_code == 200
+        assert shop.client.get(sink).json()["spec"] == spec
+        for key, value in (("filters", {"table": "a.b"}), ("deliver_policy", "new")):
+            refused = problem(shop.client.patch(group, json={key: value}), 409)
+            assert "Set it on a consumer of this stream." in refused["detail"]
+        problem(shop.client.patch(group, json={"max_wating": 4}), 422, "max_wating")
+        # A stream that no sink fills has them for itself.
+        other = shop.client.patch("/v1/http-consumers/pool", json={"max_waiting": 4})
+        assert other.json()["max_waiting"] == 4
+        (line,) = shop.client.get("/v1/audit", params={"limit": 1}).json()["data"]
+        assert (line["kind"], line["name"], line["action"]) == ("consumer", "pool", "update")
+        assert line["after"] == {"max_waiting": 4}

@@ -208,6 +208,10 @@ def test_what_waits_for_a_sink_is_named_before_the_sink_goes(
     words = "sink out has a backlog of 3 messages, which goes with it"
     assert words in penstock("plan", "--prune", code=2)
     assert words in penstock("plan", code=2), "it is named as what --prune would delete, too"
+    out = TEXT[TEXT.index("  out:") : TEXT.index("consumers:")]
+    file.write_text(TEXT.replace(out, "  out: {type: stream, source: shop}\n"))
+    words = "sink out has a backlog of 3 messages, which stays in the store and is not sent"
+    assert words in " ".join(penstock("plan", code=2).split())
 
 
 @pytest.mark.parametrize("type_", ["pull", "nats"])

@@ -70,7 +70,7 @@ class Session:
     The server is started in one `way` or the other: as a fork of the process, or as a program.
     """
 
-    def __init__(self, folder: Path, way: str, **environment: str) -> None:
+    def __init__(self, folder: Path, way: str = "fork", **environment: str) -> None:
         code = folder / "session.py"
         code.write_text(SESSION)
         self.process = subprocess.Popen(
@@ -119,9 +119,6 @@ class Session:
         return found
 
 
-WAYS = pytest.mark.parametrize("way", ["fork", "spawn"])
-
-
 @pytest.fixture
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="forks-") as path:
@@ -132,7 +129,7 @@ def left(family: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(family, PATIENCE)[1]
 
 
-@WAYS
+@pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_task_runs_in_a_fork_and_all_end_with_the_session(folder: Path, way: str) -> None:
     session = Session(folder, way, STRAY="kept")
     task = session.ask()
@@ -162,9 +159,8 @@ def test_a_task_runs_in_a_fork_and_all_end_with_the_session(folder: Path, way: s
     assert errors == ""
 
 
-@WAYS
-def test_without_its_server_spark_starts_python(folder: Path, way: str) -> None:
-    session = Session(folder, way, PYTHONHASHSEED="7")
+def test_without_its_server_spark_starts_python(folder: Path) -> None:
+    session = Session(folder, PYTHONHASHSEED="7")
     first = session.ask()
     assert first["seed"] == "7"
     daemon = session.daemon()
@@ -183,9 +179,8 @@ def test_without_its_server_spark_starts_python(folder: Path, way: str) -> None:
     assert left(family) == []
 
 
-@WAYS
-def test_forks_end_with_the_jvm_and_with_the_run(folder: Path, way: str) -> None:
-    session = Session(folder, way)
+def test_forks_end_with_the_jvm_and_with_the_run(folder: Path) -> None:
+    session = Session(folder)
     session.ask()
     family = session.tree()
     forks = [each for each in family if each not in (family[0], session.server(), session.jvm())]
@@ -198,10 +193,9 @@ def test_forks_end_with_the_jvm_and_with_the_run(folder: Path, way: str) -> None
     assert list(folder.glob("penstock-jvm-*")) == []
 
 
-@WAYS
-def test_a_fork_ends_with_its_client(folder: Path, way: str) -> None:
+def test_a_fork_ends_with_its_client(folder: Path) -> None:
     """As when Spark destroys the process that it has started."""
-    session = Session(folder, way)
+    session = Session(folder)
     session.ask()
     daemon = session.daemon()
     clients = session.named("fork_client.py")

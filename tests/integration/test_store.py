@@ -278,7 +278,7 @@ def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Databas
     assert store.tokens.all()[0].revoked_at is not None
 
 
-def test_the_settings_of_a_streams_own_group_are_those_of_the_file(store: Store) -> None:
+def test_the_settings_of_a_streams_own_group_are_those_of_its_sink(store: Store) -> None:
     source = store.register_source("shop", "tag")
 
     def settings(**group: Any) -> dict[str, Any]:
@@ -287,8 +287,9 @@ def test_the_settings_of_a_streams_own_group_are_those_of_the_file(store: Store)
         return dict(own.settings)
 
     assert settings(max_waiting=3, deletes=True) == {"max_waiting": 3, "deletes": True}
-    # What the file does not have stays as it is.
-    assert settings(ack_wait_ms=50, deletes=False) == {"max_waiting": 3, "ack_wait_ms": 50}
+    assert settings(ack_wait_ms=50, deletes=False, max_waiting=None) == {"ack_wait_ms": 50}
+    # A stream without a sink names none.
+    assert settings() == {"ack_wait_ms": 50}
 
 
 def test_a_source_changes_hands_with_a_new_epoch(store: Store, database: Database) -> None:

@@ -78,7 +78,7 @@ class NatsConsumer(NatsSinkConfig):
     stream_config: JetStreamSettings | None = None
     """What it wants of the JetStream stream that it publishes to."""
     create_stream: Flag = False
-    """Whether a run makes that stream at its start where none takes the subjects."""
+    """Whether a run makes that stream where none takes the subjects."""
 
     @model_validator(mode="before")
     @classmethod

@@ -120,7 +120,7 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
     stream_config: JetStreamSettings | None = None
     """What it wants of the JetStream stream that it publishes to."""
     create_stream: Flag = False
-    """Whether a run makes the stream at its start where none takes the subjects."""
+    """Whether a run makes the stream where none takes the subjects."""
 
     @field_validator("route")
     @classmethod
@@ -162,6 +162,16 @@ class NatsSinkSettings(NatsSinkConfig, SinkSettings):
         )
 
 
+GROUP_SETTINGS: Final = (
+    "ack_wait_ms",
+    "max_deliver",
+    "max_ack_pending",
+    "max_waiting",
+    "deletes",
+)
+"""What a stream's own group has from its sink."""
+
+
 class StreamSinkSettings(SinkSettings):
     """A stream of the store, called like the sink."""
 
@@ -169,17 +179,15 @@ class StreamSinkSettings(SinkSettings):
     retention: Duration | None = Field(_RETENTION, validate_default=True)
     """How long messages are kept; None for kind rows, which keeps the newest of each row."""
     ack_wait_ms: Annotated[Whole, Field(ge=1, le=86_400_000)] | None = None
-    """This setting of the stream's own group, as are those below; without it, it is not changed."""
+    """This setting of the stream's own group, as are those below; without it, its default."""
     max_deliver: Annotated[Whole, Field(ge=-1, le=1_000_000)] | None = None
     max_ack_pending: Annotated[Whole, Field(ge=1, le=100_000)] | None = None
     max_waiting: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
 
     @property
     def group(self) -> dict[str, Any]:
-        """The settings of the stream's own group, as far as the file has them."""
-        names = ("ack_wait_ms", "max_deliver", "max_ack_pending", "max_waiting")
-        given = {name: getattr(self, name) for name in names}
-        return {k: v for k, v in given.items() if v is not None} | {"deletes": self.deletes}
+        """The settings of the stream's own group; None is a default."""
+        return {name: getattr(self, name) for name in GROUP_SETTINGS}
 
     @field_validator("max_deliver")
     @classmethod

@@ -198,6 +198,8 @@ class _Words:
         if was == "stream" and becomes != "stream" and stream is not None:
             had = self.facts.messages.get(self.name, messages(0))
             yield f"the stream {self.name} with {had} stays in the store, and gets no more"
+        if was != "stream" and becomes == "stream":
+            yield from self.stranded()
         if "source" in self.keys:
             yield f"sink {self.name} gets what source {after.get('source')} commits from now on"
         yield from self.behind(after)
@@ -220,6 +222,14 @@ class _Words:
                 self.refuse(
                     f"sink {self.name}: {key}: the stream {self.name} of the store has the {key} "
                     f"{old!r}, not {new!r}, and keeps it: give the sink another name"
+                )
+
+    def stranded(self) -> Iterator[str]:
+        for (sink, _), waiting in self.facts.backlogs.items():
+            if sink == self.name:
+                yield (
+                    f"sink {sink} has a backlog of {messages(waiting)}, which stays in the store and is "
+                    "not sent: let it drain first"
                 )
 
     def no_sink(self, _: Spec) -> Iterator[str]:

@@ -74,7 +74,7 @@ class Forks:
         self._listener = listener
         # End of file in it ends the server, however this process went.
         self._lives, self._held = os.pipe()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # one that is freed early warns
         self._ended = False
 
     def spawn(self) -> None:
@@ -281,6 +281,8 @@ def _become_server(listener: socket.socket, folder: Path, lives: int) -> NoRetur
         atexit._clear()
         _ignore_interrupt()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not sys.flags.safe_path:
+            sys.path[0] = os.getcwd()  # noqa: PTH109 - as of a module that is run
         os.dup2(lives, 0)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)

@@ -174,8 +174,8 @@ class Store:
     ) -> StreamRecord:
         """Make a stream with its first segment and its own consumer, or find it.
 
-        `retention` is taken over, as are the settings of its own consumer in `group`; source and kind
-        of a stream cannot change.
+        `retention` is taken over, as are the settings of its own consumer in `group`, of which None is
+        a default; source and kind of a stream cannot change.
         """
         with self._registering() as connection:
             stream = self.stream(name)
@@ -328,7 +328,8 @@ def _sql(text: LiteralString, **parts: sql.Composable) -> sql.Composed:
 
 
 def _stored(group: Mapping[str, Any]) -> dict[str, Any]:
-    return settings_of("pull", group).stored()
+    given = {name: value for name, value in group.items() if value is not None}
+    return settings_of("pull", given).stored()
 
 
 def _found(row: tuple[Any, ...] | None) -> tuple[Any, ...]:

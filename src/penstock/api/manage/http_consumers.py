@@ -59,11 +59,11 @@ class _Look(Limit):
 
 def add(api: APIRouter, consumers: Consumers, context: Context | None) -> None:
     """Add the endpoints of consumers to `api`; without a `context` no action is logged."""
-    _add_consumers(api, consumers)
+    _add_consumers(api, consumers, context)
     _add_actions(api, consumers, context)
 
 
-def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
+def _add_consumers(api: APIRouter, consumers: Consumers, context: Context | None) -> None:
     @api.get(_CONSUMERS, response_model=ConsumersBody, summary="List the consumers")
     async def list_consumers(paged: Annotated[_List, Query()]) -> Response:
         (name,) = after(paged.cursor, str) or ("",)
@@ -113,6 +113,8 @@ def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
         info = await consumers.update(
             consumer, changes, by=grant_of(request).name, check=_checked(consumer, request)
         )
+        if context is not None and info.own and await consumers.version(consumer) is None:
+            await context.note(request, "consumer", info.name, "update", **changes)
         return await _changed(consumers, info, 200)
 
     @api.delete(

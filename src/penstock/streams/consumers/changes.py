@@ -15,6 +15,7 @@ from penstock.config.consumers import Consumer as WrittenConsumer
 from penstock.config.consumers import ConsumerSettings, settings_of
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.secret_values import masked
+from penstock.config.sinks import GROUP_SETTINGS
 from penstock.config.yaml_lines import escaped
 from penstock.core import queries
 from penstock.streams.catalogs import read_catalog
@@ -96,25 +97,30 @@ class Changes:
                 if made is not None:
                     await connection.execute(sql_filter.create(number, made))
                 stored = {"type": spec.type, **keys.written()}
-                await _change_entity(connection, spec.name, escaped(stored), by)
+                await _change_entity(connection, ("consumer", spec.name), escaped(stored), by)
         except psycopg.errors.UniqueViolation:
             raise taken from None
 
     async def update(
         self, consumer: Consumer, changes: Mapping[str, Any], by: str, check: Check
     ) -> None:
-        """Change settings; raises `UnknownConsumer` and `pydantic.ValidationError`."""
+        """Change settings; raises `UnknownConsumer` and `pydantic.ValidationError`.
+
+        Those of a sink's stream's own group are the sink's. Raises `Refused` for what a sink has not.
+        """
         info = consumer.info
         async with self._changing_state() as connection:
             rows = await _rows(connection, SQL["settings"], (info.id,))
             if not rows:
                 raise unknown(info.name)
             kind, stored = rows[0]
-            found = await _rows(connection, _STORE_SQL["entity"], ("consumer", info.name))
+            found = await _rows(connection, _STORE_SQL["entity"], entity_of(info))
+            if info.own and found:
+                _check_own(info, changes)
+            beside = {} if info.own else {"stream": info.stream}
             old = found[0][0] if found else escaped({**stored, "type": kind})
-            spec = {**old, **escaped(changes), "stream": info.stream}
-            spec = {key: value for key, value in spec.items() if value is not None}
-            values = {key: v for key, v in {**stored, **changes}.items() if v is not None}
+            spec = _without_none({**old, **escaped(changes), **beside})
+            values = _without_none({**stored, **changes})
             checked: ConsumerSettings
             if "target" not in spec and "via" not in stored:
                 checked = settings_of(kind, values)
@@ -134,8 +140,8 @@ class Changes:
             await connection.execute(SQL["set_settings"], (settings, info.id))
             if made is not None:
                 await connection.execute(sql_filter.create(info.id, made))
-            if not info.own:
-                await _change_entity(connection, info.name, spec, by)
+            if found or not info.own:
+                await _change_entity(connection, entity_of(info), spec, by)
 
     async def delete(self, info: ConsumerInfo, by: str, check: Check) -> None:
         """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own."""
@@ -150,7 +156,7 @@ class Changes:
             if not (await connection.execute(SQL["delete_consumer"], (info.id,))).rowcount:
                 raise unknown(info.name)
             await connection.execute(sql_filter.drop(info.id))
-            await _change_entity(connection, info.name, None, by)
+            await _change_entity(connection, entity_of(info), None, by)
 
     async def disable(self, info: ConsumerInfo, disabled: str | None, *, paused: bool) -> None:
         """Note why a consumer is disabled and whether it is paused, or with None that it is not."""
@@ -190,13 +196,32 @@ def check_settings(settings: ConsumerSettings, kind: str) -> None:
         raise WrongSetting(f"deletes: {OF_CHANGES}.", "deletes")
 
 
+def entity_of(info: ConsumerInfo) -> tuple[str, str]:
+    """Return the kind and the name of the entity that has a consumer's settings."""
+    return ("sink", info.stream) if info.own else ("consumer", info.name)
+
+
+def _check_own(info: ConsumerInfo, changes: Mapping[str, Any]) -> None:
+    """Raise `Refused` for settings that a stream's own group does not have from its sink."""
+    for key in changes:
+        if key in ConsumerSettings.model_fields and key not in GROUP_SETTINGS:
+            raise Refused(
+                f"{key}: {info.name!r} is the stream's own group, whose settings are those of sink"
+                f" {info.stream!r}. Set it on a consumer of this stream."
+            )
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def unknown(name: str) -> UnknownConsumer:
     """Return the error of a consumer that is not there."""
     return UnknownConsumer(f"There is no consumer {name!r}.")
 
 
 async def _check_version(connection: Connection, info: ConsumerInfo, check: Check) -> None:
-    rows = await _rows(connection, SQL["entity_version"], (info.name,))
+    rows = await _rows(connection, SQL["entity_version"], entity_of(info))
     check(rows[0][0] if rows else None)
 
 
@@ -210,11 +235,12 @@ async def _joined(connection: Connection, consumer: WrittenConsumer) -> WrittenC
 
 
 async def _change_entity(
-    connection: Connection, name: str, spec: Mapping[str, Any] | None, by: str
+    connection: Connection, entity: tuple[str, str], spec: Mapping[str, Any] | None, by: str
 ) -> None:
-    """Write a consumer into the desired state, or without `spec` delete it there."""
-    shown = None if spec is None else masked("consumer", spec)
-    change = {"kind": "consumer", "name": name, "spec": spec, "shown": shown}
+    """Write an entity into the desired state, or without `spec` delete it there."""
+    kind, name = entity
+    shown = None if spec is None else masked(kind, spec)
+    change = {"kind": kind, "name": name, "spec": spec, "shown": shown}
     await connection.execute(_STORE_SQL["change_entities"], (Jsonb([change]), by))
 
 

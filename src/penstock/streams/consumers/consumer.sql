@@ -34,7 +34,7 @@ JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
 ORDER BY c.name
 
 -- name: entity_version
-SELECT version FROM penstock.entities WHERE kind = 'consumer' AND name = %s
+SELECT version FROM penstock.entities WHERE kind = %s AND name = %s
 
 -- name: consumers_named
 -- Those of some names.

@@ -14,7 +14,7 @@ from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.streams.bastions import SQL as BASTIONS_SQL
 from penstock.streams.bastions import filled
-from penstock.streams.consumers.changes import Changes, Check, accept, unknown
+from penstock.streams.consumers.changes import Changes, Check, accept, entity_of, unknown
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.moved import Moved
@@ -190,9 +190,9 @@ class Consumers:
         return consumer.info
 
     async def version(self, name: str) -> int | None:
-        """Return the version of a consumer in the desired state; None of what is not in it."""
+        """Return the version of what has a consumer's settings in the desired state, None if nothing."""
         info = (await self.get(name)).info
-        rows = await self._sessions.rows(SQL["entity_version"], (info.name,))
+        rows = await self._sessions.rows(SQL["entity_version"], entity_of(info))
         return rows[0][0] if rows else None
 
     async def update(
