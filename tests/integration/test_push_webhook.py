@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import structlog
 from standardwebhooks.webhooks import Webhook as Verifier
+from tests.bastions import SshServer
 from tests.push_help import (
     HANG,
     OK,
@@ -26,6 +27,7 @@ from tests.push_help import (
     settings,
 )
 
+from penstock.config.bastion import Bastion
 from penstock.push import retry, webhook
 from penstock.push.webhook import Webhook
 
@@ -33,11 +35,13 @@ Test = Callable[[Receiver, MemoryConsumer], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def delivering(to: Receiver, **others: Any) -> AsyncIterator[MemoryConsumer]:
+async def delivering(
+    to: Receiver, bastion: Callable[[], Awaitable[Bastion]] | None = None, **others: Any
+) -> AsyncIterator[MemoryConsumer]:
     """Run a webhook for a consumer in memory; it has ended at the end."""
     of = settings(others.pop("url", to.url), **others)
     consumer = MemoryConsumer("billing", of)
-    running = Webhook(consumer.whole, of)
+    running = Webhook(consumer.whole, of, bastion)
     task = asyncio.create_task(running.run())
     try:
         yield consumer
@@ -350,6 +354,32 @@ def test_410_disables_visibly_and_keeps_the_messages() -> None:
             assert consumer.nacks == []
 
     asyncio.run(served())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bastion_killed_in_the_middle_loses_nothing() -> None:
+    async def served(ssh: SshServer) -> None:
+        async def bastion() -> Bastion:
+            return ssh.bastion()
+
+        url = "http://hook.internal/hook"
+        async with receiver(lambda _: OK) as to, delivering(to, bastion, url=url) as consumer:
+            ssh.names["hook.internal", 80] = ("127.0.0.1", to.port)
+            to.pause = 0.005
+            await consumer.publish(range(300), group=lambda key: key % 10)
+            await to.got(60)
+            await asyncio.to_thread(ssh.kill)
+            assert not all(message.acked for message in consumer.log), "it came too late"
+            await consumer.until(lambda: any("bastion" in str(why) for _, why in consumer.failures))
+            await asyncio.to_thread(ssh.start)
+            await consumer.all_acked()
+            firsts = list(dict.fromkeys(to.delivered()))
+            assert sorted(firsts) == list(range(300))
+            for group in range(10):
+                assert [key for key in firsts if key % 10 == group] == list(range(group, 300, 10))
+
+    with SshServer() as ssh:
+        asyncio.run(served(ssh))
 
 
 def test_a_private_address_is_refused_with_a_remedy() -> None:

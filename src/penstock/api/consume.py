@@ -246,7 +246,7 @@ def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) 
             api, f"{form.path}/{path}", receive, form, method=method, summary="Receive messages",
             description="Waits up to `wait_for_ms` for the first one; its messages are this "
             "worker's until they are acked, nacked, or the consumer's `ack_wait_ms` is over. While the "
-            "consumer is paused there is none, and `paused` says by whom.",
+            "consumer is paused there is none, and `paused` names who paused it.",
             model=form.model, extra=_receive_schema(method), codes=(429,),
         )  # fmt: skip
     for endpoint, summary, description, more in (

@@ -54,12 +54,12 @@ def with_facts(plan: Plan, facts: Facts, environ: Mapping[str, str]) -> Plan:
     }
     problems: list[str] = []
 
-    def told(planned: PlannedChange) -> PlannedChange:
+    def explained(planned: PlannedChange) -> PlannedChange:
         words = _Words(planned, facts, new_sources, environ, problems.append)
         return dataclasses.replace(planned, consequences=tuple(words.all()))
 
-    changes = tuple(map(told, plan.changes))
-    kept = tuple(map(told, plan.kept))
+    changes = tuple(map(explained, plan.changes))
+    kept = tuple(map(explained, plan.kept))
     if problems:
         raise ConfigError(problems)
     return dataclasses.replace(plan, changes=changes, kept=kept)

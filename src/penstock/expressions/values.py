@@ -35,7 +35,7 @@ from penstock.expressions.types import (
 )
 
 UNFIT: Final[Any] = type("Unfit", (), {"__repr__": lambda _: "UNFIT"})()
-"""In the place of a value that has not the form that its kind asks for."""
+"""In the place of a value that does not have the form of its kind."""
 
 _ARROW: Final = {
     Kind.BOOL: pa.bool_(),

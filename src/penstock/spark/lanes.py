@@ -120,7 +120,7 @@ class Reports:
 
 
 def connected(address: str, hello: list[Any]) -> socket.socket:
-    """Return a connection to the process that has the lanes, once it has been greeted."""
+    """Return a connection to the process that has the lanes; `hello` is sent first."""
     connection = connect(address)
     connection.send_bytes(msgspec.msgpack.encode(hello))
     return socket_of(connection)

@@ -24,7 +24,7 @@ SELECT count(*) FROM (
 CROSS JOIN LATERAL (SELECT {passed} AS passed OFFSET 0) AS f
 
 -- name: verdict
--- Empty of a message that passes, else why that can't be told.
+-- Empty of a message that passes, else why that is not known.
 CASE WHEN left(f.passed, 1) = '!' THEN f.passed ELSE '' END
 
 -- name: not_ahead

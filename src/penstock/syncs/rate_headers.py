@@ -1,4 +1,4 @@
-"""What an API's headers tell of its limits: Retry-After, and how many requests are left."""
+"""The limits in an API's headers: Retry-After, and how many requests are left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART: Final = re.compile(r"\b(limit|remaining|reset|r|t)\s*=\s*(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """What an answer tells; None where it does not.
+    """What an answer's headers have; None where they lack it.
 
     `reset` is in how many seconds `remaining` is full again.
     """

@@ -35,7 +35,7 @@ _COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
 class Translated(NamedTuple):
     """A condition in SQL; `bad` is, where it is null, whether it could not be evaluated.
 
-    `missing` has, by the names of references, the SQL that tells that a message lacks them.
+    `missing` has, by the names of references, the SQL of whether a message lacks them.
     """
 
     sql: str

@@ -62,7 +62,7 @@ class Collection:
         created_field: The field that has when the object was made.
         deletes: How its deletes are seen.
         overlap: How far a poll reads back behind the cursor.
-        delete_notes: What the API can't tell about deletes, in a sentence; empty where it tells all.
+        delete_notes: Which deletes the API does not report, in a sentence; empty where it reports all.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """What Postgres can hold of an object's JSON, and the hash by which a changed one is known.
 
-No I/O. The hash is that of the text: an object whose text has changed and whose value has not is told
-from a changed one where both are at hand, by Postgres.
+No I/O. The hash is that of the text: an object whose text has changed and whose value has not is
+recognised where both are at hand, by Postgres.
 """
 
 from __future__ import annotations
