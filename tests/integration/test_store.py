@@ -281,15 +281,17 @@ def test_tokens_are_shown_once_and_stored_hashed(store: Store, database: Databas
 def test_the_settings_of_a_streams_own_group_are_those_of_its_sink(store: Store) -> None:
     source = store.register_source("shop", "tag")
 
-    def settings(**group: Any) -> dict[str, Any]:
+    def settings(group: dict[str, Any] | None) -> dict[str, Any]:
         store.register_stream("events", source, "rows", None, group)
         (own,) = store.consumers()
         return dict(own.settings)
 
-    assert settings(max_waiting=3, deletes=True) == {"max_waiting": 3, "deletes": True}
-    assert settings(ack_wait_ms=50, deletes=False, max_waiting=None) == {"ack_wait_ms": 50}
-    # A stream without a sink names none.
-    assert settings() == {"ack_wait_ms": 50}
+    given = {"max_waiting": 3, "deletes": True}
+    assert settings(given) == given
+    assert settings({"ack_wait_ms": 50, "deletes": False}) == {"ack_wait_ms": 50}
+    # A stream that no sink fills.
+    assert settings(None) == {"ack_wait_ms": 50}
+    assert settings({}) == {}
 
 
 def test_a_source_changes_hands_with_a_new_epoch(store: Store, database: Database) -> None:

@@ -186,8 +186,9 @@ class StreamSinkSettings(SinkSettings):
 
     @property
     def group(self) -> dict[str, Any]:
-        """The settings of the stream's own group; None is a default."""
-        return {name: getattr(self, name) for name in GROUP_SETTINGS}
+        """The settings of the stream's own group; one that is not there has its default."""
+        given = {name: getattr(self, name) for name in GROUP_SETTINGS}
+        return {name: value for name, value in given.items() if value is not None}
 
     @field_validator("max_deliver")
     @classmethod

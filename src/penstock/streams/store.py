@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from penstock.config.consumers import settings_of
+from penstock.config.sinks import GROUP_SETTINGS
 from penstock.core import queries
 from penstock.core.errors import StoreError
 from penstock.core.message import Position
@@ -174,8 +175,8 @@ class Store:
     ) -> StreamRecord:
         """Make a stream with its first segment and its own consumer, or find it.
 
-        `retention` is taken over, as are the settings of its own consumer in `group`, of which None is
-        a default; source and kind of a stream cannot change.
+        `retention` is taken over, as are the settings of its own consumer in `group`, where one that is
+        missing is a default; without a `group` they stay. Source and kind of a stream cannot change.
         """
         with self._registering() as connection:
             stream = self.stream(name)
@@ -184,7 +185,8 @@ class Store:
                 _same("kind", stream.kind, kind, name)
                 if stream.retention != retention:
                     connection.execute(_SQL["set_retention"], [retention, stream.id])
-                self._change_own(connection, name, group or {})
+                if group is not None:
+                    self._change_own(connection, name, group)
             else:
                 values = {"name": name, "source": source.id, "kind": kind, "retention": retention}
                 row = connection.execute(_SQL["create_stream"], values).fetchone()
@@ -272,7 +274,8 @@ class Store:
         own = self._consumer(stream)
         if own is None:
             return
-        settings = _stored({**own.settings, **group})
+        others = {k: v for k, v in own.settings.items() if k not in GROUP_SETTINGS}
+        settings = _stored({**others, **group})
         if settings != own.settings:
             connection.execute(_SQL["change_consumer"], [own.type, Jsonb(settings), own.id])
             for notice in (f"c{own.id}", "k"):
@@ -328,8 +331,7 @@ def _sql(text: LiteralString, **parts: sql.Composable) -> sql.Composed:
 
 
 def _stored(group: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in group.items() if value is not None}
-    return settings_of("pull", given).stored()
+    return settings_of("pull", group).stored()
 
 
 def _found(row: tuple[Any, ...] | None) -> tuple[Any, ...]:
