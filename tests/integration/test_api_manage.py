@@ -469,6 +469,11 @@ def test_a_streams_own_group_has_the_settings_of_its_sink(database: Database) ->
             refused = problem(shop.client.patch(group, json={key: value}), 409)
             assert "Set it on a consumer of this stream." in refused["detail"]
         problem(shop.client.patch(group, json={"max_wating": 4}), 422, "max_wating")
+        # A sink that fills it no more keeps its own settings.
+        other_type = {"type": "nats", "source": "shop", "url": "nats://127.0.0.1:1"}
+        assert shop.client.put(sink, json=other_type).status_code == 200
+        assert shop.client.patch(group, json={"max_waiting": 5}).json()["max_waiting"] == 5
+        assert shop.client.get(sink).json()["spec"] == other_type
         # A stream that no sink fills has them for itself.
         other = shop.client.patch("/v1/http-consumers/pool", json={"max_waiting": 4})
         assert other.json()["max_waiting"] == 4

@@ -223,7 +223,7 @@ class Server:
         )  # fmt: skip
 
     def end(self) -> None:
-        self.forks.end()
+        os.close(self.forks._held)
         await_true(lambda: self.forks.ended)
 
 

@@ -106,10 +106,6 @@ class Forks:
         os.close(self._lives)
         self._listener.close()
 
-    def end(self) -> None:
-        """Have the server end."""
-        os.close(self._held)
-
     @property
     def ended(self) -> bool:
         """Whether the server has gone, or was never started."""

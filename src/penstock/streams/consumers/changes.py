@@ -106,7 +106,7 @@ class Changes:
     ) -> None:
         """Change settings; raises `UnknownConsumer` and `pydantic.ValidationError`.
 
-        Those of a sink's stream's own group are the sink's. Raises `Refused` for what a sink has not.
+        Those of a stream's own group are the sink's that fills it; raises `Refused` for what that lacks.
         """
         info = consumer.info
         async with self._changing_state() as connection:
@@ -114,7 +114,7 @@ class Changes:
             if not rows:
                 raise unknown(info.name)
             kind, stored = rows[0]
-            found = await _rows(connection, _STORE_SQL["entity"], entity_of(info))
+            found = await _rows(connection, SQL["entity"], entity_of(info))
             if info.own and found:
                 _check_own(info, changes)
             beside = {} if info.own else {"stream": info.stream}
@@ -221,8 +221,8 @@ def unknown(name: str) -> UnknownConsumer:
 
 
 async def _check_version(connection: Connection, info: ConsumerInfo, check: Check) -> None:
-    rows = await _rows(connection, SQL["entity_version"], entity_of(info))
-    check(rows[0][0] if rows else None)
+    rows = await _rows(connection, SQL["entity"], entity_of(info))
+    check(rows[0][1] if rows else None)
 
 
 async def _joined(connection: Connection, consumer: WrittenConsumer) -> WrittenConsumer:

@@ -33,8 +33,10 @@ JOIN penstock.ids i ON i.kind = 'consumer' AND i.name = c.name
 JOIN penstock.ids o ON o.kind = 'sink' AND o.name = s.name
 ORDER BY c.name
 
--- name: entity_version
-SELECT version FROM penstock.entities WHERE kind = %s AND name = %s
+-- name: entity
+-- What has a consumer's settings; a sink that fills a stream no more has none of its group's.
+SELECT spec, version FROM penstock.entities
+WHERE kind = %s AND name = %s AND (kind = 'consumer' OR spec ->> 'type' = 'stream')
 
 -- name: consumers_named
 -- Those of some names.

@@ -192,8 +192,8 @@ class Consumers:
     async def version(self, name: str) -> int | None:
         """Return the version of what has a consumer's settings in the desired state, None if nothing."""
         info = (await self.get(name)).info
-        rows = await self._sessions.rows(SQL["entity_version"], entity_of(info))
-        return rows[0][0] if rows else None
+        rows = await self._sessions.rows(SQL["entity"], entity_of(info))
+        return rows[0][1] if rows else None
 
     async def update(
         self, name: str, changes: Mapping[str, Any], *, by: str = "api", check: Check = accept
