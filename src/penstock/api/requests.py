@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -103,8 +104,9 @@ def body_of(model: type[BaseModel] | dict[str, Any], *, required: bool = True) -
     }
 
 
+@cache
 def inline(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a model's JSON schema with nothing outside of it that it refers to."""
+    """Return a model's JSON schema with nothing outside of it that it refers to, not to be changed."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 

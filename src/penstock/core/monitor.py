@@ -2,7 +2,7 @@
 
 The run's own process listens; the capture (a process that Spark starts beside the driver) and the
 sinks (in Spark's executors, perhaps on other machines) connect to it. Messages are JSON objects over
-`multiprocessing.connection`, whose challenge keeps out clients without the run's secret. A source or
+`multiprocessing.connection`; a client without the run's key is kept out (`acceptor`). A source or
 sink that is used without `penstock run` has no monitor, and reports nothing.
 """
 
@@ -10,26 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import (
-    Connection,
-    Listener,
-    answer_challenge,
-    deliver_challenge,
-    wait,
-)
+from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
 import orjson
 
 from penstock.core import log as logging
+from penstock.core.acceptor import Acceptor, authenticate, connect
 
 Report = dict[str, Any]
-_HANDSHAKE_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
 _FLUSH_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.02
@@ -44,20 +37,12 @@ class Monitor:
     def __init__(self, handler: Handler, host: str = "127.0.0.1") -> None:
         self._handler = handler
         self._key = secrets.token_hex(16)
-        # The challenge is made in each connection's own thread: a stranger that sends nothing must
-        # not keep the others waiting.
-        self._listener = Listener((host, 0), backlog=128)
         self._captures: dict[Connection[Any, Any], str] = {}
         self._connections: set[Connection[Any, Any]] = set()
         self._commanding = threading.Lock()
-        self._closed = False
-        threading.Thread(target=self._accept, name="monitor", daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        """Where to report: `host:port:secret`, given to Spark's processes in their options."""
-        host, port = self._listener.address
-        return f"{host}:{port}:{self._key}"
+        self._acceptor = Acceptor(host, self._serve, "monitor")
+        self.address = f"{host}:{self._acceptor.port}:{self._key}"
+        """Where to report: `host:port:key`, given to Spark's processes in their options."""
 
     def drain(self, *, leave: bool = False) -> None:
         """Command every capture to hand out nothing more and to confirm what was delivered.
@@ -89,25 +74,11 @@ class Monitor:
 
     def close(self) -> None:
         """Stop listening."""
-        self._closed = True
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection = self._listener.accept()
-            except Exception:
-                if self._closed:
-                    return
-                continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        self._acceptor.close()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
-        stranger = threading.Timer(_HANDSHAKE_SECONDS, connection.close)
-        stranger.start()
         try:
             authenticate(connection, self._key)
-            stranger.cancel()
             self._connections.add(connection)
             while True:
                 report = orjson.loads(connection.recv_bytes())
@@ -119,10 +90,8 @@ class Monitor:
         except (EOFError, OSError, AuthenticationError, TypeError):
             pass  # gone, or a stranger; TypeError: closed in the middle of a read
         finally:
-            stranger.cancel()
             self._captures.pop(connection, None)
             self._connections.discard(connection)
-            connection.close()
 
 
 class Reporter:
@@ -191,29 +160,6 @@ class Reporter:
             self._connection = connect(self._address)
         assert self._connection is not None  # noqa: S101 - it is never taken away
         return self._connection
-
-
-def authenticate(connection: Connection[Any, Any], key: str) -> None:
-    """Have a client prove that it has the key, and prove so to it.
-
-    Raises `AuthenticationError`, `EOFError` or `OSError`.
-    """
-    deliver_challenge(connection, key.encode())
-    answer_challenge(connection, key.encode())
-
-
-def connect(address: str) -> Connection[Any, Any]:
-    """Connect to `host:port:key`, whose end does `authenticate`; raises as that does."""
-    host, port, key = address.rsplit(":", 2)
-    with socket.create_connection((host, int(port)), _HANDSHAKE_SECONDS) as made:
-        made.settimeout(None)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Reports have no answer: the second would wait for the first one's delayed ACK.
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection: Connection[Any, Any] = Connection(made.detach())
-    answer_challenge(connection, key.encode())
-    deliver_challenge(connection, key.encode())
-    return connection
 
 
 def _exchange(connection: Connection[Any, Any], data: bytes, answered: bool) -> Report:

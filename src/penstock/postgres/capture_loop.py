@@ -100,8 +100,8 @@ class CaptureLoop:
         os.set_blocking(self._wake_write, False)
 
     def wake(self) -> None:
-        """End the thread's wait for the server; the lock is held."""
-        with contextlib.suppress(BlockingIOError):
+        """End the thread's wait for the server, also after `close`; the lock is held."""
+        with contextlib.suppress(OSError):  # full, so it wakes; or closed
             os.write(self._wake_write, b"\0")
         self._lock.notify()
 
@@ -115,8 +115,12 @@ class CaptureLoop:
     def close(self) -> None:
         """Close what the thread used, which has ended."""
         self._catalog.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._lock.held():
+            ends = self._wake_read, self._wake_write
+            # Another file may get the numbers: `wake` must not write to it.
+            self._wake_read = self._wake_write = -1
+        for end in ends:
+            os.close(end)
 
     def run(self) -> None:
         """Read until the end, over lost connections; an error that stays is in the stats."""

@@ -20,10 +20,9 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.monitor import authenticate
+from penstock.core.acceptor import Acceptor, authenticate
 from penstock.spark.lanes import AGAIN, END, LENGTH, READ_SIZE, socket_of
 
-_HANDSHAKE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.5
 
 
@@ -103,9 +102,7 @@ class LaneServer:
 
     def __init__(self, host: str, *, reports: bool) -> None:
         self._reports = reports
-        self._listener = socket.create_server((host, 0), backlog=128)
         self._key = secrets.token_hex(16)
-        self.address = f"{host}:{self._listener.getsockname()[1]}:{self._key}"
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -115,7 +112,8 @@ class LaneServer:
         self._batch = -1
         self._lanes: dict[int, _Attempts] = {}
         self._closed = False
-        threading.Thread(target=self._accept, name="lanes", daemon=True).start()
+        self._acceptor = Acceptor(host, self._greet, "lanes")
+        self.address = f"{host}:{self._acceptor.port}:{self._key}"
 
     def open(self, batch: int) -> None:
         """Begin a batch: tasks of others are ended as they come."""
@@ -168,7 +166,7 @@ class LaneServer:
         if self._closed:
             return
         self._closed = True
-        self._listener.close()
+        self._acceptor.close()
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 key.data.sock.close()
@@ -176,30 +174,14 @@ class LaneServer:
 
     # -- in its own thread
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                continue
-            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, connection: Connection[Any, Any]) -> None:
         """Have a task prove what it is; strangers are hung up on."""
-        connection: Connection[Any, Any] = Connection(sock.detach())
-        stranger = threading.Timer(_HANDSHAKE_SECONDS, connection.close)
-        stranger.start()
         try:
             authenticate(connection, self._key)
             hello = msgspec.msgpack.decode(connection.recv_bytes())
             made = socket_of(connection)
-        except (OSError, EOFError, AuthenticationError, TypeError, msgspec.DecodeError):
-            connection.close()
+        except (OSError, EOFError, AuthenticationError, msgspec.DecodeError):
             return
-        finally:
-            stranger.cancel()
         made.setblocking(False)
         self._arrived.put(_Peer(made, *hello))
         self.wake()

@@ -24,9 +24,9 @@ from typing import IO, Any, Final, cast
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
+from penstock.core.acceptor import connect
 from penstock.core.blocks import Opening
 from penstock.core.errors import SparkError
-from penstock.core.monitor import connect
 
 LENGTH: Final = struct.Struct("!I")
 READ_SIZE: Final = 1 << 18
