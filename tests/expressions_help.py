@@ -15,13 +15,13 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from penstock.expressions import Columns, Field, Kind, load_columns, parse_condition, typed
+from penstock.expressions.array_probes import ask
 from penstock.expressions.functions import FUNCTIONS, Arg
 from penstock.expressions.literals import read
 from penstock.expressions.nodes import Typed
 from penstock.expressions.patterns import regular, similar
-from penstock.expressions.probes import probe
 from penstock.expressions.spark.columns import compile as to_columns
-from penstock.expressions.types import BOOL, INT, TEXT, Type
+from penstock.expressions.types import BOOL, INT, TEXT, UNFIT, Type
 from penstock.expressions.values import arrow
 
 TABLE = """
@@ -180,6 +180,18 @@ FORMS: dict[str, list[str]] = {
     "json_typeof": ["json_typeof(record.js)", "json_typeof(record.js -> '<key>')"],
     "jsonb_array_length": ["jsonb_array_length(record.j)", "jsonb_array_length(record.j -> 'l')"],
     "json_array_length": ["json_array_length(record.js -> 'l')"],
+    "cardinality": ["cardinality(record.a)"],
+    "array_length": ["array_length(record.a, 1)", "array_length(record.a, 2)"],
+    "= any": [
+        "<whole> = any(record.a)", "<whole> <> all(record.a)", "<whole> <> any(record.a)",
+        "null = all(record.a)", "record.k = any(array[1, 2, null])",
+        "record.k::int <> all('{1,<whole>}')", "record.k = any(array[record.i, <whole>])",
+        "record.k <> any(array[1, <whole>])", "record.k::int = all('{1,<whole>}')",
+    ],
+    "&&": [
+        "record.a && '{<whole>}'", "record.a @> array[<whole>]", "record.a <@ '{1,2,3,null}'",
+        "'{<whole>,1}' <@ record.a",
+    ],
     "->": [
         "record.j -> '<key>' ->> '<key>'", "record.j -> 'l' ->> 1", "record.js ->> '<key>'",
         "record.j -> 'o' -> 'deep' is null", "record.j -> '<key>' is not null",
@@ -310,6 +322,8 @@ class Generator:
             case "similar":
                 made = self.pattern(lambda text: similar(text, None))
                 return rng.choice(SIMILAR) if rng.random() < 0.5 else made
+            case "whole":
+                return rng.choice(["0", "1", "2", "3", "5"])
             case "member":
                 return rng.choice(["deep", "b", "z", "scalar", "a", "1"])
             case "json":
@@ -610,7 +624,7 @@ class Generator:
             lambda: self.same(f"record.u {rng.choice(['=', '<>'])} '{rng.choice(UUIDS).upper()}'"),
             lambda: self.same("record.b = 'yes'"),
             lambda: self.called(BOOL),
-            lambda: self.call(rng.choice(["@>", "?", "~", "similar to"])),
+            lambda: self.call(rng.choice(["@>", "?", "~", "similar to", "= any", "&&"])),
             lambda: self.same(f"nullif(record.t, {self.quoted(rng.choice(TEXTS))}) is null"),
             lambda: Pair(f"record.j.s {op} 'a'", f"(record.j ->> 's') {op} 'a'"),
             lambda: Pair(f"record.j.x {op} 1", f"(record.j ->> 'x')::numeric {op} 1"),
@@ -686,6 +700,8 @@ def theirs_of(field: Field) -> str:
     """Return the SQL that gives a field's text in `things`."""
     reference = field.reference
     column = f"record.{reference.column}"
+    if reference.column == "a" and not reference.path:
+        return f"to_json({column})::text"
     if field.probe is not None:
         return f"({column} #> '{{{','.join(str(p) for p in reference.path)}}}')::text"
     if not reference.path:
@@ -719,12 +735,13 @@ def leaf_value(text: str | None, type_: Type) -> Any:
 def probed(texts: Sequence[str | None], field: Field) -> tuple[pa.Array, list[int]]:
     """Return what a field's probe gives of the JSON of all rows, and the rows where it fails."""
     assert field.probe is not None
-    ask = probe(*field.probe)
+    answer = ask(*field.probe)
     # A column has the same null for JSON's null and for none.
     there = [t is not None and (t != "null" or bool(field.reference.path)) for t in texts]
-    answers = [ask(t.encode()) if ok and t else None for ok, t in zip(there, texts, strict=True)]
-    unfit = [row for row, answer in enumerate(answers) if there[row] and answer is None]
-    return pa.array(answers, arrow_type(field.type)), unfit
+    answers = [answer(t.encode()) if ok and t else None for ok, t in zip(there, texts, strict=True)]
+    unfit = [row for row, found in enumerate(answers) if found is UNFIT]
+    kept = [None if found is UNFIT else found for found in answers]
+    return arrow(field.type, kept)[0], unfit
 
 
 def arrow_column(texts: Sequence[str | None], field: Field) -> tuple[pa.Array, list[int]]:

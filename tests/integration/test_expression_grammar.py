@@ -19,7 +19,7 @@ TYPES = """
 CREATE TYPE v AS (x int);
 CREATE FUNCTION truth(v) RETURNS bool LANGUAGE plpgsql AS 'BEGIN RETURN true; END';
 CREATE CAST (v AS bool) WITH FUNCTION truth(v) AS IMPLICIT;
-CREATE TABLE t (a v, b v, c v, d v);
+CREATE TABLE t (a v, b v, c v, d v, e v[]);
 """
 BOTH = """
 CREATE FUNCTION op({0}, {1}) RETURNS v LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
@@ -41,6 +41,11 @@ def connection(postgres: EmbeddedPostgres) -> Iterator[Connection]:
                 for op in OPERATORS
             ]
         statements.append(
+            f"CREATE FUNCTION op({left}, v[]) RETURNS v LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+            f"CREATE OPERATOR && (FUNCTION = op, LEFTARG = {left}, RIGHTARG = v[]);"
+            f"CREATE OPERATOR <@ (FUNCTION = op, LEFTARG = {left}, RIGHTARG = v[])"
+        )
+        statements.append(
             f"CREATE FUNCTION op({left}) RETURNS v LANGUAGE plpgsql AS 'BEGIN RETURN $1; END';"
             f"CREATE OPERATOR - (FUNCTION = op, RIGHTARG = {left})"
         )
@@ -57,7 +62,10 @@ BETWEEN = st.sampled_from(
         "~", "like", "ilike", "is distinct from", "+ -", "= -", "between record.c and",
     ]
 )  # fmt: skip
-BEHIND = st.sampled_from(["", "", "", "is null", "is true", "in (record.a, record.b)"])
+BEHIND = st.sampled_from(
+    ["", "", "", "is null", "is true", "in (record.a, record.b)", "= any(record.e)", "= all (record.e)",
+     "&& '{}'", "<@ '{}'"]
+)  # fmt: skip
 PARTS = st.lists(st.tuples(BETWEEN, VALUES, BEHIND), min_size=1, max_size=5)
 HEADS = st.tuples(st.sampled_from(["", "", "not", "-", "not -"]), VALUES)
 
@@ -68,6 +76,10 @@ def rendered(expr: Expr) -> str:
     match expr.op:
         case "reference":
             return str(expr.value)
+        case "string":
+            return f"'{expr.value}'"
+        case "= any" | "= all":
+            return f"({args[0]} {expr.op}({args[1]}))"
         case "not":
             return f"(not {args[0]})"
         case "neg":

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.streams_help import Change, wire
 
 from penstock.core.message import DELETE, TRUNCATE, UPDATE
+from penstock.expressions.array_literals import asked as asked_text
 from penstock.expressions.fields import Extractor, ddl, names, place, struct_type
 from penstock.expressions.keys import key_of
 from penstock.expressions.probes import RESULTS
@@ -135,6 +136,65 @@ def test_what_is_asked_of_json(
     assert (
         asked(json_text, op, text, *path) is answer or asked(json_text, op, text, *path) == answer
     )
+
+
+def questioned(json_text: str, op: str, type_: Type, *items: Any) -> Any:
+    return asked(json_text, op, asked_text(type_, items))
+
+
+@pytest.mark.parametrize(
+    ("json_text", "op", "type_", "items", "answer"),
+    [
+        ('["a","b"]', "= any", TEXT, ["b"], True),
+        ('["a",null]', "= any", TEXT, ["b"], None),
+        ('["a","b"]', "<> all", TEXT, ["c"], True),
+        ("null", "= any", TEXT, ["a"], None),
+        ("[]", "= any", TEXT, [None], False),
+        ("[]", "<> all", TEXT, [None], True),
+        ('["a"]', "= all", TEXT, [None], None),
+        ('["a","b"]', "<> any", TEXT, ["a"], True),
+        ('["a",null]', "= all", TEXT, ["a"], None),
+        ('["A"]', "= any", Type(Kind.TEXT, folded=True), ["a"], True),
+        ('["a  "]', "array @>", Type(Kind.TEXT, width=3), ["a"], True),
+        ("[[1,2],[3,null]]", "array @>", INT, [3, 1], True),
+        ("[1,null]", "array @>", INT, [None], False),
+        ("[1,null]", "array <@", INT, [1, None], False),
+        ("[1,null]", "array &&", INT, [None, 2], False),
+        ("[]", "array <@", INT, [], True),
+        ('["1.50","NaN"]', "array <@", NUMERIC, [key_of("1.5"), key_of("NaN")], True),
+        ('[0.1,-0.0,"NaN"]', "array @>", REAL, [0.10000000149011612, 0.0, "NaN"], True),
+        # What the column's type could not have: it was another one then.
+        ('"a"', "= any", TEXT, ["a"], BAD),
+        ('{"a":1}', "array &&", TEXT, ["a"], BAD),
+        ('["a",{}]', "= any", TEXT, ["a"], BAD),
+        ('[1,"2"]', "= any", INT, [1], BAD),
+        ('["294277-01-01T00:00:00"]', "= any", TIMESTAMP, [0], BAD),
+        ("[" * 100_000, "= any", INT, [1], BAD),
+    ],
+)
+def test_what_is_asked_of_arrays(
+    json_text: str, op: str, type_: Type, items: list[Any], answer: Any
+) -> None:
+    assert questioned(json_text, op, type_, *items) is answer
+
+
+@pytest.mark.parametrize(
+    ("json_text", "op", "text", "answer"),
+    [
+        ("[[1,2,3],[4,5,6]]", "cardinality", "", 6),
+        ("[]", "cardinality", "", 0),
+        ("null", "cardinality", "", None),
+        ("1", "cardinality", "", BAD),
+        ("[[1,2,3],[4,5,6]]", "dimension", "1", 2),
+        ("[[1,2,3],[4,5,6]]", "dimension", "2", 3),
+        ("[[1,2,3],[4,5,6]]", "dimension", "3", None),
+        ("[]", "dimension", "1", None),
+        ("[]", "dimension", "2", None),
+        ("{}", "dimension", "1", BAD),
+    ],
+)
+def test_how_long_arrays_are(json_text: str, op: str, text: str, answer: Any) -> None:
+    assert asked(json_text, op, text) == answer
 
 
 FORMS: list[tuple[str, Type, Any]] = [

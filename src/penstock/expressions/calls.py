@@ -43,6 +43,8 @@ _CLOCK: Final = frozenset({"microseconds", "milliseconds", "second", "minute", "
 ENDLESS: Final = frozenset({"year", "isoyear", "epoch"})
 """The fields that are infinite of an infinite time; the others are null."""
 _INTEGER: Final = 1 << 31
+DIMENSIONS: Final = tuple("123456")
+"""The dimensions that an array of Postgres can have."""
 
 
 def call(typer: Typer, expr: Expr) -> Node:
@@ -275,6 +277,23 @@ def _json(typer: Typer, expr: Expr) -> Node:
     return typer.probe(expr.args[0], expr.op.partition("_")[2], expr.op.partition("_")[0])
 
 
+# Arrays
+
+
+def _cardinality(typer: Typer, expr: Expr) -> Node:
+    (column,) = expr.args
+    typer.element(column)
+    return typer.ask(column, "cardinality", "")
+
+
+def _array_length(typer: Typer, expr: Expr) -> Node:
+    column, dimension = expr.args
+    typer.element(column)
+    if dimension.op != "number" or dimension.value not in DIMENSIONS:
+        raise ExpressionError(dimension.position, "the dimension must be a number from 1 to 6")
+    return typer.ask(column, "dimension", str(dimension.value))
+
+
 _BY_NAME: Final[dict[str, Callable[[Typer, Expr], Node]]] = {
     "coalesce": _coalesce,
     "nullif": _nullif,
@@ -302,4 +321,6 @@ _BY_NAME: Final[dict[str, Callable[[Typer, Expr], Node]]] = {
     "json_typeof": _json,
     "jsonb_array_length": _json,
     "json_array_length": _json,
+    "cardinality": _cardinality,
+    "array_length": _array_length,
 }

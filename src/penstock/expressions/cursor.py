@@ -84,7 +84,7 @@ class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
             if not self._take(")"):
                 self._refuse(opening, f"the brackets after {name} can't be read")
         if self._word == "[":
-            self._refuse(token, "arrays are not allowed as types")
+            self._refuse(token, "arrays are not allowed as types; array[…] and '{…}' need none")
         return TypeName(name, tuple(parameters))
 
     def _type_name(self) -> tuple[str, int]:

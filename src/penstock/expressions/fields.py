@@ -18,9 +18,10 @@ from msgspec import UNSET, UnsetType
 
 from penstock.core.json_members import Members
 from penstock.core.message import TRUNCATE
-from penstock.expressions.probes import UNREADABLE, probe
-from penstock.expressions.types import Field, Kind
-from penstock.expressions.values import UNFIT, arrow, arrow_type
+from penstock.expressions.array_probes import ask
+from penstock.expressions.probes import UNREADABLE
+from penstock.expressions.types import UNFIT, Field, Kind
+from penstock.expressions.values import arrow, arrow_type
 from penstock.expressions.walk import Json, Walk
 
 _YES: Final = pa.scalar(True, pa.bool_())  # made once: a conversion takes 0.1 ms
@@ -253,7 +254,7 @@ class _Leaf:
 
     def __init__(self, field: Field) -> None:
         self.in_json = _FLOAT if field.kind is Kind.FLOAT else _PLAIN
-        self._probe = None if field.probe is None else probe(*field.probe)
+        self._probe = None if field.probe is None else ask(*field.probe)
         self.is_raw = bool(field.reference.path) or field.kind is Kind.JSON or bool(field.probe)
         self._walk = Walk(field.reference.path) if field.reference.path else None
         self._is_text = field.kind in (Kind.TEXT, Kind.JSON, Kind.KEY)
@@ -284,8 +285,7 @@ class _Leaf:
         if self._walk is None and raw == b"null":
             return None
         assert self._probe is not None  # noqa: S101
-        found = self._probe(raw)
-        return UNFIT if found is None else found
+        return self._probe(raw)
 
 
 _TEXT: Final = msgspec.json.Decoder(str)

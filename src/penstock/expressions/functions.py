@@ -136,6 +136,9 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "json_typeof": _typed(1),
     "jsonb_array_length": _typed(1),
     "json_array_length": _typed(1),
+    # Arrays
+    "cardinality": _typed(1),
+    "array_length": _typed(2),
 }
 """What may be called."""
 
@@ -146,5 +149,8 @@ LACKING: Final = {
     "clock_timestamp": "write now()",
     "regexp_replace": "use a transform in Lua or Python",
     "regexp_match": "use a transform in Lua or Python",
+    "array_position": "write '…' = any(record.…)",
+    "array_to_string": "use a transform in Lua or Python",
+    "unnest": "write '…' = any(record.…)",
 }
 """Functions that are asked for and are not there, with why or what to write."""

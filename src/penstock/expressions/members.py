@@ -1,10 +1,11 @@
-"""The operators that look into JSON: `->`, `->>`, `#>`, `#>>`, `@>` and `?`."""
+"""The operators that look into JSON, `->`, `->>`, `#>`, `#>>`, `@>` and `?`, and those of arrays."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
+from penstock.expressions.array_literals import elements
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.syntax import Expr
 from penstock.expressions.types import Reference
@@ -12,6 +13,9 @@ from penstock.expressions.types import Reference
 _PATH: Final = re.compile(r'\{(?:[^{},"\\]+|"[^"\\]*")(?:,(?:[^{},"\\]+|"[^"\\]*"))*\}')
 _ELEMENT: Final = re.compile(r'"([^"\\]*)"|([^{},"\\]+)')
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}")
+CONTAINING: Final = {"@>": "<@", "<@": "@>", "&&": "&&"}
+"""Operators between a column and an array, and what each is with its operands changed round."""
+_LITERALS: Final = ("string", "array")
 
 
 def member(op: str, left: Expr, right: Expr) -> Expr:
@@ -19,14 +23,15 @@ def member(op: str, left: Expr, right: Expr) -> Expr:
 
     `->` and `#>` give a `json`, `->>` and `#>>` a `json text`, each with the place that it leads to.
     """
+    if op in CONTAINING:
+        return _containing(op, left, right)
     if not isinstance(left.value, Reference) or left.op == "json text":
         raise ExpressionError(
             left.position, f"{op} takes a column of JSON, or a part of one that -> gives"
         )
-    if op in ("@>", "?"):
+    if op == "?":
         if right.op != "string":
-            what = "the JSON after @>" if op == "@>" else "the key after ?"
-            raise ExpressionError(right.position, f"{what} must be a '…' literal")
+            raise ExpressionError(right.position, "the key after ? must be a '…' literal")
         return Expr(op, left.position, (left, right))
     place = left.value
     path = (*place.path, *_steps(op, right))
@@ -36,6 +41,46 @@ def member(op: str, left: Expr, right: Expr) -> Expr:
         (),
         Reference(place.root, place.column, path),
     )
+
+
+def _containing(op: str, left: Expr, right: Expr) -> Expr:
+    column, literal = left, right
+    if left.op in _LITERALS and right.op not in _LITERALS:
+        op, column, literal = CONTAINING[op], right, left
+    if column.op not in ("reference", "json"):
+        raise ExpressionError(column.position, f"{op} takes a column that is an array or JSON")
+    if literal.op not in _LITERALS:
+        json = "the JSON after @> must be a '…' literal, " if op == "@>" else ""
+        raise ExpressionError(literal.position, f"{json}an array is '{{…}}' or array[…] here")
+    return Expr(op, left.position, (column, literal))
+
+
+def quantified(op: str, left: Expr, right: Expr) -> Expr:
+    """Return what a comparison with `any(…)` or `all(…)` is; raises `ExpressionError`.
+
+    With a column it is an `Expr` of its own, as `= any`; with an array's literal it is an `in`, or what
+    else says the same.
+    """
+    word, (of,) = right.op, right.args
+    if op not in ("=", "<>"):
+        raise ExpressionError(right.position, f"{word}(…) stands behind = and <> alone, not {op}")
+    if of.op == "reference":
+        return Expr(f"{op} {word}", left.position, (left, of))
+    if of.op not in _LITERALS:
+        raise ExpressionError(of.position, f"{word} takes a column, array[…] or '{{…}}'")
+    items = of.args
+    if isinstance(of.value, str):
+        texts = elements(of.value, of.position)
+        items = tuple(Expr("null" if t is None else "string", of.position, (), t) for t in texts)
+    if not items:
+        raise ExpressionError(of.position, f"the array in {word}(…) is empty")
+    if (op, word) == ("=", "any"):
+        return Expr("in", left.position, (left, *items))
+    if (op, word) == ("<>", "all"):
+        return Expr("not", left.position, (Expr("in", left.position, (left, *items)),))
+    first, *others = [Expr(op, left.position, (left, item)) for item in items]
+    joined = Expr("or" if word == "any" else "and", left.position, (first, *others))
+    return joined if others else first
 
 
 def _steps(op: str, right: Expr) -> tuple[str | int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from penstock.core.tables import qualified_name, quote_name
@@ -66,6 +67,35 @@ class Names:
                     position,
                     f"this takes {' or '.join(known)}, and {whole} is of type {name}{hint}",
                 )
+
+    def is_array(self, reference: Reference) -> bool:
+        """Return whether a column is an array, in some table."""
+        found = (of.get(reference.column) for of in self._columns.values())
+        of_row = reference.root in ("record", "changes")
+        return of_row and any(c is not None and c.element is not None for c in found)
+
+    def element(self, reference: Reference, position: int) -> Type:
+        """Return the type of a column's elements; raises `ExpressionError` for what is no array."""
+        whole = Reference(reference.root, reference.column)
+        type_ = self.type(reference, position)
+        if reference.root in ("action", "metadata"):
+            raise ExpressionError(position, f"an array is expected here, and {whole} is {type_}")
+        for columns in self._columns.values():
+            column = columns.get(reference.column)
+            if column is not None and column.element is None:
+                hint = "; of JSON ask by @> or ?" if type_ == JSON else ""
+                raise ExpressionError(
+                    position,
+                    f"an array is expected here, and {whole} is of type {column.name}{hint}",
+                )
+        if reference.path:
+            raise ExpressionError(position, f"an array is expected here: {whole}, without an index")
+        element = self.type(replace(whole, path=(0,)), position)
+        if element.kind is Kind.JSON:
+            raise ExpressionError(
+                position, f"the elements of {whole} are JSON or rows, which are not taken here"
+            )
+        return element
 
     def lacking(self, reference: Reference) -> tuple[tuple[str, str], ...]:
         """Return the tables that lack the column of a reference."""

@@ -18,12 +18,13 @@ from penstock.expressions.cursor import Cursor
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.functions import FUNCTIONS, LACKING
 from penstock.expressions.syntax import Expr
-from penstock.expressions.tree import Leaf, build
+from penstock.expressions.tree import ARRAYS, Leaf, build
 from penstock.expressions.types import Reference
 from penstock.expressions.vocabulary import (
     HINTS,
     KEYWORDS,
     METADATA,
+    QUANTIFIERS,
     ROOTS,
     ROOTS_HINT,
     SEPARATORS,
@@ -50,6 +51,9 @@ class Operands(Cursor):
         start = self._start
         expr = self._operand()
         while self._word == "::":
+            if expr.op in ARRAYS:
+                reason = f"no cast is taken here; {expr.op} takes the type of what it meets"
+                raise ExpressionError(self._start, reason)
             self._advance()
             if self._word == "jsonb" and self._tokens[self._index - 3].text == "@>":
                 self._advance()  # what stands there is jsonb anyway
@@ -100,6 +104,10 @@ class Operands(Cursor):
             return self._call(token, word)
         if word == "case":
             return self._case(token)
+        if word in QUANTIFIERS and after == "(":
+            return self._quantified(token, QUANTIFIERS[word])
+        if word == "array" and after == "[":
+            return self._array(token)
         if word in CONSTANTS:
             self._advance()
             op, value = CONSTANTS[word]
@@ -128,6 +136,24 @@ class Operands(Cursor):
             args.append(self._value() if self._take("else") else Expr("null", start))
             self._expect("end")
         return Expr("case", start, tuple(args))
+
+    def _quantified(self, token: Token, word: str) -> Expr:
+        """Return `any(…)` or `all(…)`: what stands behind a comparison."""
+        self._advance()
+        with self._parentheses(token):
+            is_array = self._word == "array" and self._source(1) == "["
+            of = self._array(self._curr) if is_array else self._value()
+        return Expr(word, token.start + 1, (of,))
+
+    def _array(self, token: Token) -> Expr:
+        self._advance()
+        with self._deeper(token):
+            self._expect("[")
+            items = [] if self._word == "]" else self._list([self._value()])
+            self._expect("]")
+        if not items:
+            self._refuse(token, "array[] is empty; an empty array is written '{}'")
+        return Expr("array", token.start + 1, tuple(items))
 
     # Names
 
@@ -187,7 +213,7 @@ class Operands(Cursor):
     def _unknown(self, token: Token, word: str) -> NoReturn:
         source = self.sql[token.start : token.end + 1][:60]
         if word in SUBQUERY:
-            self._refuse(token, f"{source} is not allowed: no subqueries, no arrays")
+            self._refuse(token, f"{source} is not allowed: no subqueries")
         if word in WORD_HINTS:
             self._refuse(token, f"{source} is not allowed{WORD_HINTS[word]}")
         if self._source(1) == "(":

@@ -47,7 +47,7 @@ def parse_select(text: str) -> tuple[tuple[str, Expression], ...]:
     depth, start = 0, 0
     for at in range(len(tokens) + 1):
         source = text[tokens[at].start : tokens[at].end + 1] if at < len(tokens) else ","
-        depth += {"(": 1, ")": -1}.get(source, 0)
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(source, 0)
         if source != "," or (depth > 0 and at < len(tokens)):
             continue
         if start == at:

@@ -1,6 +1,6 @@
 """What is asked of a JSON value without Spark: `@>`, `?`, its type, the length of an array.
 
-A `Field` with a probe gives the answer in the place of the value.
+A `Field` with a probe gives the answer in the place of the value. Postgres's arrays have `array_probes`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.expressions.types import BOOL, INT, TEXT, Type
+from penstock.expressions.types import BOOL, INT, TEXT, UNFIT, Type
 
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
 """What decoding some JSON may raise that Postgres takes: half a surrogate pair, endless nesting."""
@@ -22,6 +22,15 @@ RESULTS: Final[dict[str, Type]] = {
     "present": BOOL,
     "typeof": TEXT,
     "array_length": INT,
+    "= any": BOOL,
+    "<> all": BOOL,
+    "<> any": BOOL,
+    "= all": BOOL,
+    "array @>": BOOL,
+    "array &&": BOOL,
+    "array <@": BOOL,
+    "cardinality": INT,
+    "dimension": INT,
 }
 """The probes, and the type of what each gives."""
 _DECODE: Final = json.JSONDecoder(parse_int=Decimal, parse_float=Decimal).decode
@@ -44,8 +53,8 @@ def decoded(raw: bytes) -> Any:
         raise msgspec.DecodeError(str(error)) from None
 
 
-def probe(op: str, text: str) -> Callable[[bytes], bool | int | str | None]:
-    """Return what gives a probe's answer for a JSON text; None where Postgres raises an error.
+def probe(op: str, text: str) -> Callable[[bytes], Any]:
+    """Return what gives a probe's answer for a JSON text; `UNFIT` where Postgres raises an error.
 
     `text` is the JSON after `@>`, the key after `?`; else it is empty. Calls raise one of `UNREADABLE`.
     """
@@ -58,7 +67,7 @@ def probe(op: str, text: str) -> Callable[[bytes], bool | int | str | None]:
         case "typeof":
             return lambda raw: _TYPES.get(chr(raw.lstrip()[0]), "number")
         case "array_length":
-            return lambda raw: len(_ITEMS(raw)) if raw.lstrip()[:1] == b"[" else None
+            return lambda raw: len(_ITEMS(raw)) if raw.lstrip()[:1] == b"[" else UNFIT
     return lambda _: True
 
 

@@ -46,7 +46,9 @@ class Expr:
     and, or, || (two arguments or more), not, =, <>, <, <=, >, >=, +, -, *, /, %, neg;
     is null, is true, is false, is distinct; in (the value, then the list), between (value, low,
     high), like, ilike, similar to (value: the escape character, or None for the backslash), ~, ~*;
-    json, json text (value: the Reference that `->` and `->>` lead to), @>, ?;
+    json, json text (value: the Reference that `->` and `->>` lead to), ?;
+    @>, <@, && (a column, then a string or array), array (its elements);
+    = any, <> any, = all, <> all (a literal, then a reference; in the making any and all of an array);
     case (condition, result, …, and the last one for else); cast (value: TypeName);
     a function by its name. `is not`, `not in` and the like are `not` around these.
 

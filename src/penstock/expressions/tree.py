@@ -7,12 +7,13 @@ would make, and any other is refused with the advice to put parentheses.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, ClassVar, Final
 
 from sqlglot import exp
 
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.members import member
+from penstock.expressions.members import CONTAINING, member, quantified
 from penstock.expressions.syntax import MAX_DEPTH, Expr
 
 Node = Any
@@ -61,16 +62,28 @@ _LEVELS: Final[dict[Any, int]] = {
     Operator: _OTHER,
 }
 """All nodes that are allowed, but for the operands."""
+_QUANTIFIED: Final = ("any", "all")
+ARRAYS: Final = {
+    "any": "any(…) stands behind = and <> alone",
+    "all": "all(…) stands behind = and <> alone",
+    "array": "array[…] stands beside @>, <@ and &&, and in any(…) and all(…), alone",
+}
+"""Operands that few operators take, and why another one is refused."""
 _UNCLEAR: Final = (
     "what belongs to what is not clear; put parentheses around the part that begins here"
 )
 
 
-def build(node: Node, level: int = _OR, depth: int = 0) -> Expr:
-    """Return what a node is, which must bind at least as tightly as `level`."""
+def build(node: Node, level: int = _OR, depth: int = 0, takes: Container[str] = ()) -> Expr:
+    """Return what a node is, which must bind at least as tightly as `level`.
+
+    `takes` names the `ARRAYS` that may stand there.
+    """
     kind = type(node)
     if kind is Leaf:
         expr: Expr = node.args["expr"]
+        if expr.op in ARRAYS and expr.op not in takes:
+            raise ExpressionError(expr.position, ARRAYS[expr.op])
         return expr
     own = _IS if kind is Predicate and node.args["op"].startswith("is") else _LEVELS.get(kind)
     if own is None and kind is not exp.Paren:
@@ -93,7 +106,11 @@ def build(node: Node, level: int = _OR, depth: int = 0) -> Expr:
         return _other(_spine(node), depth)
     # Comparisons don't chain.
     left = build(node.this, own + (own == _COMPARISON), depth)
-    return Expr(_BINARY[kind][0], left.position, (left, build(node.expression, own + 1, depth)))
+    right = build(node.expression, own + 1, depth, _QUANTIFIED if own == _COMPARISON else ())
+    op = _BINARY[kind][0]
+    if right.op in _QUANTIFIED:
+        return quantified(op, left, right)
+    return Expr(op, left.position, (left, right))
 
 
 def _spine(node: Node) -> list[Node]:
@@ -108,11 +125,11 @@ def _spine(node: Node) -> list[Node]:
 
 def _other(nodes: list[Node], depth: int) -> Expr:
     """Return operators that bind as `||` does, from left to right: `a || b -> c` is `(a || b) -> c`."""
-    left = build(nodes[0], _OTHER + 1, depth)
+    left = build(nodes[0], _OTHER + 1, depth, _taken(nodes[1]))
     joined = False
     for node in nodes[1:]:
         op = node.args["op"]
-        right = build(node.expression, _OTHER + 1, depth)
+        right = build(node.expression, _OTHER + 1, depth, _taken(node))
         if op == "||":
             args = left.args if joined else (left,)
             left = Expr(op, left.position, (*args, right))
@@ -120,6 +137,10 @@ def _other(nodes: list[Node], depth: int) -> Expr:
             left = _combined(op, left, right)
         joined = op == "||"
     return left
+
+
+def _taken(node: Node) -> Container[str]:
+    return ("array",) if node.args["op"] in CONTAINING else ()
 
 
 def _combined(op: str, left: Expr, right: Expr) -> Expr:

@@ -46,6 +46,9 @@ TIMESTAMP_MINUS_INFINITY: Final = -(1 << 62)
 INTERVAL_INFINITY: Final = (1 << 63) - 1
 """`infinity` as an interval, in microseconds; `-infinity` is the same below zero."""
 
+UNFIT: Final[Any] = type("Unfit", (), {"__repr__": lambda _: "UNFIT"})()
+"""In the place of a value that does not have the form of its kind."""
+
 
 class Kind(enum.StrEnum):
     """What sort of value it is; see the table at the top of this file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.expressions import operators, patterns, probes
+from penstock.expressions import arrays, operators, patterns, probes
 from penstock.expressions.calls import call, padded
 from penstock.expressions.casts import cast, convert, settled, text_form
 from penstock.expressions.catalog import Columns
@@ -92,11 +92,9 @@ class Typer:
             case "between":
                 return self._between(expr)
             case "in":
-                args = comparable("=", self._nodes(expr.args), _positions(expr))
-                return Node("in", BOOL, args)
+                return Node("in", BOOL, self._compared("=", expr))
             case "=" | "<>" | "<" | "<=" | ">" | ">=" | "is distinct":
-                args = comparable(expr.op, self._nodes(expr.args), _positions(expr))
-                return Node(expr.op, BOOL, args)
+                return Node(expr.op, BOOL, self._compared(expr.op, expr))
             case "like" | "ilike" | "similar to" | "~" | "~*":
                 return self._like(expr)
             case "case":
@@ -115,8 +113,17 @@ class Typer:
             return convert(node, BOOL, expr.position)
         raise ExpressionError(expr.position, f"a condition is expected here, not {node.type}")
 
+    def _compared(self, op: str, expr: Expr) -> tuple[Node, ...]:
+        for arg in expr.args:
+            of = arg.value
+            if isinstance(of, Reference) and not of.path and self._names.is_array(of):
+                raise ExpressionError(
+                    arg.position, f"{of} is an array; write '…' = any({of}), or {of} @> '{{…}}'"
+                )
+        return comparable(op, self._nodes(expr.args), _positions(expr))
+
     def _between(self, expr: Expr) -> Node:
-        value, low, high = comparable("<", self._nodes(expr.args), _positions(expr))
+        value, low, high = self._compared("<", expr)
         return Node("and", BOOL, (Node(">=", BOOL, (value, low)), Node("<=", BOOL, (value, high))))
 
     def _case(self, expr: Expr) -> Node:
@@ -174,6 +181,8 @@ class Typer:
     def _operator(self, expr: Expr) -> Node:
         if expr.op in FUNCTIONS:
             return call(self, expr)
+        if self.asks_array(expr):
+            return arrays.asked(self, expr)
         match expr.op:
             case "||":
                 return self._concat(expr)
@@ -216,6 +225,27 @@ class Typer:
                 ) from None
         node = self.member(document, probes.RESULTS[op], of)
         return replace(node, value=replace(node.value, probe=(op, text)))
+
+    def asks_array(self, expr: Expr) -> bool:
+        """Return whether an operator is about a column that is an array: `@>` may be about JSON."""
+        if expr.op != "@>":
+            return expr.op in arrays.OPERATORS
+        column, literal = expr.args
+        assert isinstance(column.value, Reference)  # noqa: S101
+        return literal.op == "array" or self._names.is_array(column.value)
+
+    def element(self, expr: Expr) -> Type:
+        """Return the type of an array's elements; raises `ExpressionError` for what is no array."""
+        if expr.op != "reference" or not isinstance(expr.value, Reference):
+            raise ExpressionError(expr.position, "a column that is an array is expected here")
+        return self._names.element(expr.value, expr.position)
+
+    def ask(self, expr: Expr, op: str, text: str) -> Node:
+        """Return what a probe gives of a column."""
+        assert isinstance(expr.value, Reference)  # noqa: S101
+        type_ = probes.RESULTS[op]
+        lacking = self._names.lacking(expr.value)
+        return Node("field", type_, value=Field(expr.value, type_, lacking, (op, text)))
 
     def _concat(self, expr: Expr) -> Node:
         nodes = self._nodes(expr.args)

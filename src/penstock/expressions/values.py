@@ -30,12 +30,10 @@ from penstock.expressions.types import (
     INTERVAL_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
+    UNFIT,
     Kind,
     Type,
 )
-
-UNFIT: Final[Any] = type("Unfit", (), {"__repr__": lambda _: "UNFIT"})()
-"""In the place of a value that does not have the form of its kind."""
 
 _ARROW: Final = {
     Kind.BOOL: pa.bool_(),
@@ -99,6 +97,12 @@ def arrow(type_: Type, values: Sequence[Any]) -> tuple[pa.Array, list[int]]:
     if type_.kind is Kind.DATE:
         return pa.array(kept, pa.int32()).cast(target), unfit
     return pa.array(kept, target), unfit
+
+
+def converter(type_: Type) -> Callable[[Any], Any]:
+    """Return what converts one value, which is not None; it gives `UNFIT` for what does not fit."""
+    takes, convert = _BY_HAND[type_.kind]
+    return lambda value: convert(type_, value) if type(value) in takes else UNFIT
 
 
 def _at_once(type_: Type, values: Sequence[Any]) -> pa.Array:

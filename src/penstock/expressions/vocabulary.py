@@ -37,7 +37,9 @@ KEYWORDS: Final = frozenset(
 OPERATORS: Final = frozenset(
     ["=", "<>", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "::", "(", ")", ","]
 )
-OTHER_OPERATORS: Final = frozenset(["->", "->>", "#>", "#>>", "@>", "?", "~", "~*", "!~", "!~*"])
+OTHER_OPERATORS: Final = frozenset(
+    ["->", "->>", "#>", "#>>", "@>", "<@", "&&", "?", "~", "~*", "!~", "!~*"]
+)
 """Operators that bind as tightly as `||`, from left to right."""
 SEPARATORS: Final = {
     "position": ("in",),
@@ -85,15 +87,16 @@ NUMBER: Final = re.compile(r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
 
 
 SUBQUERY: Final = frozenset({
-    "select", "exists", "any", "all", "some", "array", "with", "values", "table", "union",
+    "select", "exists", "with", "values", "table", "union",
 })  # fmt: skip
 """Words that begin what no expression may have."""
+QUANTIFIERS: Final = {"any": "any", "some": "any", "all": "all"}
+"""What may stand before an array in brackets, and which of two it is."""
 ROOTS_HINT: Final = "; values are record.…, changes.…, metadata.… and action"
 HINTS: Final = {
     ";": ": one expression alone",
     "==": "; write =",
     "<=>": "; write is not distinct from",
-    "<@": "; write it the other way round, by @>",
     "?|": "; write two conditions with ?, and `or`",
     "?&": "; write two conditions with ?, and `and`",
     "[": " here",
@@ -112,4 +115,8 @@ WORD_HINTS: Final = {
     "as": " here",
     "at": ": times are UTC",
     "overlaps": "",
+    "any": "; write = any(record.…)",
+    "some": "; write = any(record.…)",
+    "all": "; write <> all(record.…)",
+    "array": "; write array['…', '…']",
 }

@@ -62,7 +62,7 @@ def _reason(message: pa.RecordBatch, field: Field) -> str:
     except UNREADABLE as error:
         return f"{reference} can't be read: {error}"
     if field.probe is not None:
-        return f"{reference} is {'no array' if field.probe[0] == 'array_length' else 'nested too deep'}"
+        return f"{reference} is {_UNASKED.get(field.probe[0], _NO_ARRAY)}"
     shown = (value or "")[:_LONGEST]
     if field.kind in (Kind.NUMERIC, Kind.KEY, Kind.FLOAT) and _NUMBER.fullmatch(value or ""):
         return f"{reference} is {shown}, {_limit(field)}"
@@ -93,4 +93,9 @@ def _limit(field: Field) -> str:
     )
 
 
+_UNASKED: Final = {
+    "array_length": "no array",
+    **dict.fromkeys(("@>", "?", "typeof", "present"), "nested too deep"),
+}
+_NO_ARRAY: Final = "no array of its column's type in this message, or has a value out of range"
 _ROOTS: Final = frozenset({"record", "changes", "metadata"})

@@ -19,6 +19,7 @@ from penstock.expressions.errors import ExpressionError
 from penstock.expressions.functions import FUNCTIONS, Arg
 from penstock.expressions.names import Names
 from penstock.expressions.nodes import Node
+from penstock.expressions.postgres import arrays
 from penstock.expressions.postgres.functions import call
 from penstock.expressions.postgres.quoting import pg_type, quoted
 from penstock.expressions.postgres.references import document_of, text_of, value_of
@@ -188,10 +189,17 @@ class _Translator:
                 return "(" + " || ".join(self._text_form(arg) for arg in args) + ")"
             case "neg":
                 return f"(- ({self.sql(args[0])}))"
+            case "@>" | "<@" | "&&" if self._typer.asks_array(expr):
+                of = self._typer.element(args[0])
+                return arrays.containing(op, args[1], self._document(args[0]), of, self._casing)
             case "@>":
                 return f"(({self._document(args[0])})::jsonb @> {self.sql(args[1])}::jsonb)"
             case "?":
                 return f"jsonb_exists(({self._document(args[0])})::jsonb, {self.sql(args[1])})"
+            case "= any" | "<> any" | "= all" | "<> all":
+                of = self._typer.element(args[1])
+                literal, document = self.sql(args[0]), self._document(args[1])
+                return arrays.compared(op, literal, document, of, self._casing)
         if op in _COMPARISONS:
             a, b = self._operands(args)
             return f"({a} {op} {b})"
@@ -322,6 +330,8 @@ class _Translator:
                 return f"extract({self.sql(expr.args[0])} FROM {self.sql(expr.args[1])})"
             case "jsonb_typeof" | "json_typeof" | "jsonb_array_length" | "json_array_length":
                 return f"{name}(({self._document(expr.args[0])})::{name.partition('_')[0]})"
+            case "cardinality" | "array_length":
+                return arrays.measured(expr, self._document(expr.args[0]))
         return f"{name}({', '.join(self.sql(arg) for arg in expr.args)})"
 
     def _printed(self, expr: Expr) -> str:

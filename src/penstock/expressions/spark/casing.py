@@ -12,6 +12,8 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
+from penstock.expressions.casing import SIGMA, SMALL_SIGMA
+
 
 def _upper(character: str) -> str:
     # Where it is one character, the title case has no more than the simple rule: ᾳ gives ᾼ, ß itself.
@@ -24,9 +26,6 @@ _ODD: Final = "".join(c for c in map(chr, range(0x80, sys.maxunicode + 1)) if le
 _UPPER: Final = "".join(map(_upper, _ODD))
 _STAND_INS: Final = "".join(chr(0x10FF00 + at) for at in range(len(_ODD)))
 """Characters for private use at the end of Unicode, which have no case."""
-_SIGMA: Final = "Σİ"
-_SMALL_SIGMA: Final = "\u03c3i"
-_LOWER: Final = str.maketrans(_SIGMA, _SMALL_SIGMA)
 
 
 def upper(text: Column) -> Column:
@@ -39,9 +38,4 @@ def upper(text: Column) -> Column:
 
 def lower(text: Column) -> Column:
     """Return texts in lower case."""
-    return F.lower(F.translate(text, _SIGMA, _SMALL_SIGMA))
-
-
-def lowered(text: str) -> str:
-    """Return one text in lower case."""
-    return text.translate(_LOWER).lower()
+    return F.lower(F.translate(text, SIGMA, SMALL_SIGMA))

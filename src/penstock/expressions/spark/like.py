@@ -11,6 +11,7 @@ from typing import Final
 
 from pyspark.sql import Column
 
+from penstock.expressions.casing import lowered
 from penstock.expressions.spark import casing
 
 _END: Final = "(?!.)"
@@ -23,7 +24,7 @@ def like(text: Column, pattern: str, *, folded: bool = False) -> Column:
     In `pattern` a backslash stands before each `%`, `_` and backslash that means itself.
     """
     if folded:
-        text, pattern = casing.lower(text), casing.lowered(pattern)
+        text, pattern = casing.lower(text), lowered(pattern)
     segments = _segments(pattern)
     inner = len(segments) == 3 and not segments[0] and not segments[2]
     if len(segments) <= 2 or inner:
