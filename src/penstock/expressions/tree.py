@@ -106,7 +106,7 @@ def build(node: Node, level: int = _OR, depth: int = 0, takes: Container[str] = 
         return _other(_spine(node), depth)
     # Comparisons don't chain.
     left = build(node.this, own + (own == _COMPARISON), depth)
-    right = build(node.expression, own + 1, depth, _QUANTIFIED if own == _COMPARISON else ())
+    right = build(node.expression, own + 1, depth, _QUANTIFIED)
     op = _BINARY[kind][0]
     if right.op in _QUANTIFIED:
         return quantified(op, left, right)
