@@ -36,6 +36,7 @@ COLUMNS: Columns = {
         "region": column("text"),
         "data": column("jsonb"),
         "Odd Name": column("text"),
+        "tags": ColumnType("pg_catalog", "_text", element=column("text")),
     },
     ("public", "others"): {"id": column("int8"), "note": column("text")},
 }
@@ -209,6 +210,39 @@ def test_json_in_filters_and_transforms(spark: SparkSession) -> None:
         '{"items":"none","type":"note","n":null,"id":"2"}',
         '{"items":null,"type":null,"n":null,"id":"3"}',
     ]
+
+
+def test_arrays_in_filters_transforms_and_routes(spark: SparkSession) -> None:
+    arrays: list[Any] = [["vip", "new"], [], None, ["old", None], [["vip"], ["x"]], "vip"]
+    batch = wire([item(n, tags=tags) for n, tags in enumerate(arrays)])
+    found = prepared(
+        spark, batch,
+        vip=nats(filter="'vip' = any(record.tags)"),
+        never=nats(filter="'vip' <> all(record.tags) or record.tags is null"),
+        unknown=nats(filter="('vip' = any(record.tags)) is null"),
+        both=nats(filter="record.tags @> array['vip', 'new'] or record.tags && '{old}'"),
+        some=nats(
+            transform={
+                "sql": "cardinality(record.tags) as n, 'vip' = any(record.tags) as vip,"
+                " record.id = any(array[1, 2]) as low, record.id as id, record.tags as tags"
+            }
+        ),
+        routed=nats(route="case when record.tags @> '{vip}' then 'vip' else 'all' end"),
+    )  # fmt: skip
+    reason = "record.tags is no array of its column's type in this message, or has a value out of range"
+    for name, passed in {"vip": [0, 4], "never": [1, 2], "unknown": [2, 3], "both": [0, 3]}.items():
+        assert ids(found[name]) == passed, name
+        assert reasons(found[name]) == [
+            ("filter_failed", f"the filter can't be evaluated: {reason}", 5)
+        ]
+    assert found["some"].messages.column("record").to_pylist() == [
+        '{"n":2,"vip":true,"low":false,"id":0,"tags":["vip","new"]}',
+        '{"n":0,"vip":false,"low":true,"id":1,"tags":[]}',
+        '{"n":null,"vip":null,"low":true,"id":2,"tags":null}',
+        '{"n":2,"vip":null,"low":false,"id":3,"tags":["old",null]}',
+        '{"n":2,"vip":true,"low":false,"id":4,"tags":[["vip"],["x"]]}',
+    ]
+    assert subjects(found["routed"]) == ["vip", "all", "all", "all", "vip"]
 
 
 def test_routes_by_an_expression(spark: SparkSession) -> None:

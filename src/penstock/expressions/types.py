@@ -210,7 +210,7 @@ class Field:
     `lacking`: the tables, by schema and name, that lack the column: there it is null. In messages of
     any other table a column that is not there has no value.
     `probe`: what is asked of the JSON that is there, and the text that it is asked with: see
-    `penstock.expressions.probes`. Without one its value is taken.
+    `penstock.expressions.probes` and `array_probes`. Without one its value is taken.
     """
 
     reference: Reference
