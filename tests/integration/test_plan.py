@@ -229,7 +229,9 @@ def test_arrays_in_filters_transforms_and_routes(spark: SparkSession) -> None:
         ),
         routed=nats(route="case when record.tags @> '{vip}' then 'vip' else 'all' end"),
     )  # fmt: skip
-    reason = "record.tags is no array of its column's type in this message, or has a value out of range"
+    reason = (
+        "record.tags is no array of its column's type in this message, or has a value out of range"
+    )
     for name, passed in {"vip": [0, 4], "never": [1, 2], "unknown": [2, 3], "both": [0, 3]}.items():
         assert ids(found[name]) == passed, name
         assert reasons(found[name]) == [

@@ -37,7 +37,7 @@ def elements(text: str, position: int) -> list[str | None]:
     inner = text.strip(_BLANKS)
     if not inner.startswith("{"):
         raise _refusal(text, position)
-    if inner[1:].lstrip().startswith("{"):
+    if inner[1:].lstrip(_BLANKS).startswith("{"):
         raise ExpressionError(
             position, f"{text[:50]!r} has several dimensions; write all elements in one: '{{a,b}}'"
         )

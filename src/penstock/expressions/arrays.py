@@ -13,7 +13,7 @@ from penstock.expressions.casts import convert
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.members import CONTAINING
 from penstock.expressions.nodes import Node
-from penstock.expressions.syntax import Expr, TypedLiteral
+from penstock.expressions.syntax import Expr, TypedLiteral, TypeName
 from penstock.expressions.types import FLOAT, NAMED, NUMBERS, NUMERIC, TIMES, Kind, Type
 
 if TYPE_CHECKING:
@@ -66,14 +66,24 @@ def _text(item: Expr, type_: Type) -> str | None:
             return str(item.value)
         case "neg" if item.args[0].op == "number" and type_.kind in NUMBERS:
             return f"-{item.args[0].value}"
-        case "typed":
-            assert isinstance(item.value, TypedLiteral)  # noqa: S101
-            own = NAMED.get(item.value.type.name)
+        case "typed" | "cast":
+            name, text = _named(item)
+            own = NAMED.get(name)
             if own is not None and (own.kind, own.form) == (type_.kind, type_.form):
-                return item.value.text
+                return text
     raise ExpressionError(
         item.position, f"a literal is expected here that is {type_}, as the column's elements are"
     )
+
+
+def _named(item: Expr) -> tuple[str, str]:
+    """Return the type and the text of `date '…'` and `'…'::date`; without a type where it is neither."""
+    if isinstance(item.value, TypedLiteral):
+        return item.value.type.name, item.value.text
+    assert isinstance(item.value, TypeName)  # noqa: S101
+    (of,) = item.args
+    plain = of.op == "string" and not item.value.parameters
+    return item.value.name if plain else "", str(of.value)
 
 
 def _item(text: str | None, type_: Type, position: int) -> Any:

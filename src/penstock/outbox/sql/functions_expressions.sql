@@ -40,6 +40,7 @@ DECLARE
     functions constant text[] := {condition_functions};
     types constant text[] := {condition_types};
     roots constant text[] := {condition_roots};
+    quantifiers constant text[] := {condition_quantifiers};
     at integer := 1; found text; word text; name text; value text; known text[];
     before text := ''; caller text := ''; made text := ''; opened text[] := '{}'; cases boolean := false;
 BEGIN
@@ -104,8 +105,12 @@ BEGIN
                       AND substr(given, at + length(found)) ~ '^\s*[,)]' THEN
                     PERFORM tide._expression_error(place, at,
                         format('%s takes a number; cast it by ::numeric', caller));
+                ELSIF before = '(' AND caller = ANY (quantifiers) THEN
+                    PERFORM tide._expression_error(place, at,
+                        format('%s takes array[…] or ''{…}''; no column is an array', caller));
                 -- Without a type the operators of JSON would be ambiguous.
-                ELSIF value = 'NULL' AND substr(given, at + length(found)) ~ '^\s*(->|#>|@>|\?)' THEN
+                ELSIF value = 'NULL' AND (before = '<@'
+                      OR substr(given, at + length(found)) ~ '^\s*(->|#>|@>|\?)') THEN
                     value := 'NULL::jsonb';
                 END IF;
                 word := 'record';
@@ -115,6 +120,10 @@ BEGIN
                 IF substr(given, at + length(word)) !~ '^\s*\(' THEN
                     PERFORM tide._expression_error(place, at, word || ' is a function: ( is expected');
                 END IF;
+            ELSIF word = ANY (quantifiers) AND before NOT IN ('=', '<>', '!=') THEN
+                PERFORM tide._expression_error(place, at, word || '(…) stands behind = and <> alone');
+            ELSIF word = 'array' AND NOT (before = '(' AND caller = ANY (quantifiers)) THEN
+                PERFORM tide._expression_error(place, at, 'array[…] stands in any(…) and all(…) alone');
             ELSIF word IS NULL THEN
                 found := coalesce(
                     substring(substr(given, at) from '^(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?'),
@@ -136,15 +145,19 @@ BEGIN
                         ELSE '; values are record.…, changes.…, metadata.… and action' END);
             END IF;
         END IF;
-        IF word = '(' THEN
-            opened := opened || CASE WHEN before = ANY (functions || types || ARRAY['in', 'cast'])
-                THEN 'list' ELSE 'group' END;
-        ELSIF word = ')' THEN
-            IF cardinality(opened) = 0 THEN
-                PERFORM tide._expression_error(place, at, '")" without "("');
+        IF word = '[' AND before <> 'array' THEN
+            PERFORM tide._expression_error(place, at, '''['' is not expected here');
+        ELSIF word IN ('(', '[') THEN
+            opened := opened || CASE WHEN word = '[' THEN 'array'
+                WHEN before = ANY (functions || types || ARRAY['in', 'cast']) THEN 'list'
+                ELSE 'group' END;
+        ELSIF word IN (')', ']') THEN
+            IF cardinality(opened) = 0 OR (word = ']') <> (opened[cardinality(opened)] = 'array') THEN
+                PERFORM tide._expression_error(place, at,
+                    format('"%s" without "%s"', word, translate(word, ')]', '([')));
             END IF;
             opened := trim_array(opened, 1);
-        ELSIF word = ',' AND (cardinality(opened) = 0 OR opened[cardinality(opened)] <> 'list') THEN
+        ELSIF word = ',' AND (cardinality(opened) = 0 OR opened[cardinality(opened)] = 'group') THEN
             PERFORM tide._expression_error(place, at, ''','' is not expected here');
         ELSIF before IN ('like', 'ilike', '~', '~*', '!~', '!~*') AND word NOT IN ('''', '(') THEN
             PERFORM tide._expression_error(place, at,

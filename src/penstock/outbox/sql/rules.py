@@ -20,6 +20,7 @@ from penstock.expressions.vocabulary import (
     METADATA,
     OPERATORS,
     OTHER_OPERATORS,
+    QUANTIFIERS,
     ROOTS,
     SEPARATORS,
     SIDES,
@@ -27,7 +28,8 @@ from penstock.expressions.vocabulary import (
 )
 from penstock.outbox.config_keys import BATCH_SIZE, CONTENT, KEYS, SECRETS, Key, keys
 
-_OTHER_WORDS: Final = ("cast", "as", "similar", "to")
+_OTHER_WORDS: Final = ("cast", "as", "similar", "to", "array")
+_BRACKETS: Final = frozenset("[]")
 _SQL_TYPES: Final = {TEXT: "text", INT: "bigint", TIMESTAMPTZ: "timestamptz"}
 
 
@@ -72,7 +74,8 @@ def _metadata() -> str:
 
 def _operators() -> str:
     """Return a pattern that finds an operator; of two the longer one."""
-    ordered = sorted(OPERATORS | OTHER_OPERATORS, key=lambda operator: (-len(operator), operator))
+    known = OPERATORS | OTHER_OPERATORS | _BRACKETS
+    ordered = sorted(known, key=lambda operator: (-len(operator), operator))
     return literal(f"^(?:{'|'.join(map(re.escape, ordered))})")
 
 
@@ -85,7 +88,10 @@ _VALUES: Final = {
     "{subject_expected}": literal(keys("out")["subject"].expected),
     "{subject_variables}": literal(OUTBOX_VARIABLES),
     "{condition_characters}": str(MAX_CHARACTERS),
-    "{condition_words}": _array(sorted(KEYWORDS.union(_OTHER_WORDS, SIDES, *SEPARATORS.values()))),
+    "{condition_words}": _array(
+        sorted(KEYWORDS.union(_OTHER_WORDS, QUANTIFIERS, SIDES, *SEPARATORS.values()))
+    ),
+    "{condition_quantifiers}": _array(QUANTIFIERS),
     "{condition_functions}": _array(FUNCTIONS),
     "{condition_types}": _array(sorted({word for name in TYPES for word in name.split()})),
     "{condition_roots}": _array(ROOTS),
