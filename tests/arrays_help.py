@@ -65,6 +65,11 @@ OTHERS = {
     **dict.fromkeys(["h", "i", "k", "n", "m", "f", "r"], NUMBERS),
 }  # fmt: skip
 """Literals that are no strings."""
+CASTS = {
+    "t": "::text[]", "v": "::varchar[]", "b": "::bool[]", "i": "::int[]", "n": "::numeric[]",
+    "f": "::float8[]", "d": "::date[]", "tz": "::timestamp with time zone[]", "u": "::uuid[]",
+}  # fmt: skip
+"""Casts that array literals may have."""
 _FOLDED = (
     "(case when record.ci is not null then array(select lower(y collate pg_c_utf8)"
     " from unnest(record.ci) as y) end)"
@@ -184,6 +189,8 @@ def questions(rng: random.Random, column: str) -> list[Question]:
         text = quoted(literal(rng, chosen))
         listed = ", ".join("null" if e is None else quoted(e) for e in chosen)
         ours = f"array[{listed}]" if chosen and rng.random() < 0.5 else text
+        if rng.random() < 0.3:
+            ours += CASTS.get(column, "")
         if column == "ci":
             lowered = f"array(select lower(y collate pg_c_utf8) from unnest({text}::text[]) as y)"
             made.append(Question(f"{name} {op} {ours}", f"{_FOLDED} {op} {lowered}"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from penstock.expressions.casing import lowered
@@ -16,6 +16,7 @@ from penstock.expressions.errors import ExpressionError
 from penstock.expressions.keys import key_of
 from penstock.expressions.literals import read
 from penstock.expressions.nodes import Span
+from penstock.expressions.syntax import Expr, TypeName
 from penstock.expressions.types import UNFIT, Kind, Type
 
 _BLANKS: Final = " \t\n\v\f\r"
@@ -56,6 +57,22 @@ def elements(text: str, position: int) -> list[str | None]:
     if end != len(inner):
         raise _refusal(text, position)
     return found
+
+
+def items(literal: Expr) -> Sequence[Expr]:
+    """Return the elements of `array[…]` or `'{…}'`; raises as `elements` does."""
+    if not isinstance(literal.value, str):
+        return literal.args
+    at = literal.position
+    texts = elements(literal.value, at)
+    return [Expr("null" if text is None else "string", at, (), text) for text in texts]
+
+
+def of_type(literal: Expr, type_: TypeName) -> Expr:
+    """Return `array[…]` or `'{…}'` with its elements cast to a type; raises as `elements` does."""
+    to = type_._replace(is_array=False)
+    cast = [i if i.op == "null" else Expr("cast", i.position, (i,), to) for i in items(literal)]
+    return Expr("array", literal.position, tuple(cast))
 
 
 def _refusal(text: str, position: int) -> ExpressionError:

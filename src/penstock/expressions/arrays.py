@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.expressions.array_literals import asked as text_of
-from penstock.expressions.array_literals import elements, form_of, literal_form
+from penstock.expressions.array_literals import form_of, items, literal_form
 from penstock.expressions.casts import convert
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.members import CONTAINING
@@ -32,8 +32,8 @@ def asked(typer: Typer, expr: Expr) -> Node:
         return typer.ask(column, expr.op, text_of(type_, [item]))
     column, array = expr.args
     type_ = element_type(typer, column)
-    items = [_item(text, type_, position) for text, position in texts(array, type_)]
-    return typer.ask(column, f"array {expr.op}", text_of(type_, items))
+    found = [_item(text, type_, position) for text, position in texts(array, type_)]
+    return typer.ask(column, f"array {expr.op}", text_of(type_, found))
 
 
 def element_type(typer: Typer, column: Expr) -> Type:
@@ -49,9 +49,7 @@ def texts(array: Expr, type_: Type) -> list[tuple[str | None, int]]:
 
     Raises `ExpressionError` for one that is no literal of the array's type.
     """
-    if array.op == "string":
-        return [(text, array.position) for text in elements(str(array.value), array.position)]
-    return [(_text(item, type_), item.position) for item in array.args]
+    return [(_text(item, type_), item.position) for item in items(array)]
 
 
 def _text(item: Expr, type_: Type) -> str | None:
@@ -82,8 +80,11 @@ def _named(item: Expr) -> tuple[str, str]:
         return item.value.type.name, item.value.text
     assert isinstance(item.value, TypeName)  # noqa: S101
     (of,) = item.args
-    plain = of.op == "string" and not item.value.parameters
-    return item.value.name if plain else "", str(of.value)
+    sign = ""
+    if of.op == "neg":
+        sign, (of,) = "-", of.args
+    plain = of.op in ("string", "number", "bool") and not item.value.parameters
+    return item.value.name if plain else "", f"{sign}{of.value}"
 
 
 def _item(text: str | None, type_: Type, position: int) -> Any:

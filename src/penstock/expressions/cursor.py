@@ -62,7 +62,7 @@ class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
 
     # Types
 
-    def _type(self) -> TypeName:
+    def _type(self, *, arrays: bool = False) -> TypeName:
         token = self._curr
         if not token:
             raise ExpressionError(self._start, "a type is expected here")
@@ -83,9 +83,12 @@ class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
                 self._advance(2)
             if not self._take(")"):
                 self._refuse(opening, f"the brackets after {name} can't be read")
-        if self._word == "[":
-            self._refuse(token, "arrays are not allowed as types; array[…] and '{…}' need none")
-        return TypeName(name, tuple(parameters))
+        is_array = self._word == "["
+        if is_array:
+            if not arrays or self._source(1) != "]":
+                self._refuse(token, "arrays are not allowed as types but behind array[…] and '{…}'")
+            self._advance(2)
+        return TypeName(name, tuple(parameters), is_array)
 
     def _type_name(self) -> tuple[str, int]:
         """Return the canonical name of the type that begins here, and how many tokens it has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.expressions.array_literals import elements
+from penstock.expressions.array_literals import items
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.syntax import Expr
 from penstock.expressions.types import Reference
@@ -68,17 +68,14 @@ def quantified(op: str, left: Expr, right: Expr) -> Expr:
         return Expr(f"{op} {word}", left.position, (left, of))
     if of.op not in _LITERALS:
         raise ExpressionError(of.position, f"{word} takes a column, array[…] or '{{…}}'")
-    items = of.args
-    if isinstance(of.value, str):
-        texts = elements(of.value, of.position)
-        items = tuple(Expr("null" if t is None else "string", of.position, (), t) for t in texts)
-    if not items:
+    listed = items(of)
+    if not listed:
         raise ExpressionError(of.position, f"the array in {word}(…) is empty")
     if (op, word) == ("=", "any"):
-        return Expr("in", left.position, (left, *items))
+        return Expr("in", left.position, (left, *listed))
     if (op, word) == ("<>", "all"):
-        return Expr("not", left.position, (Expr("in", left.position, (left, *items)),))
-    first, *others = [Expr(op, left.position, (left, item)) for item in items]
+        return Expr("not", left.position, (Expr("in", left.position, (left, *listed)),))
+    first, *others = [Expr(op, left.position, (left, item)) for item in listed]
     joined = Expr("or" if word == "any" else "and", left.position, (first, *others))
     return joined if others else first
 

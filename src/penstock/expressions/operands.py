@@ -14,11 +14,12 @@ from sqlglot import Token, TokenType
 
 from penstock.core.tables import fold
 from penstock.core.text import nearest
+from penstock.expressions.array_literals import of_type
 from penstock.expressions.cursor import Cursor
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.functions import FUNCTIONS, LACKING
 from penstock.expressions.syntax import Expr
-from penstock.expressions.tree import ARRAYS, Leaf, build
+from penstock.expressions.tree import Leaf, build
 from penstock.expressions.types import Reference
 from penstock.expressions.vocabulary import (
     HINTS,
@@ -51,14 +52,19 @@ class Operands(Cursor):
         start = self._start
         expr = self._operand()
         while self._word == "::":
-            if expr.op in ARRAYS:
-                reason = f"no cast is taken here; {expr.op} takes the type of what it meets"
-                raise ExpressionError(self._start, reason)
+            if expr.op in ("any", "all"):
+                raise ExpressionError(self._start, f"no cast is taken behind {expr.op}(…)")
             self._advance()
             if self._word == "jsonb" and self._tokens[self._index - 3].text == "@>":
                 self._advance()  # what stands there is jsonb anyway
                 continue
-            expr = Expr("cast", expr.position, (expr,), self._type())
+            type_ = self._type(arrays=expr.op in ("string", "array"))
+            if type_.is_array:
+                expr = of_type(expr, type_)
+            elif expr.op == "array":
+                self._refuse(self._prev, f"an array is cast to {type_}[], not to {type_}")
+            else:
+                expr = Expr("cast", expr.position, (expr,), type_)
         return Leaf(expr=expr, start=start)
 
     def _operand(self) -> Expr:
@@ -141,8 +147,7 @@ class Operands(Cursor):
         """Return `any(…)` or `all(…)`: what stands behind a comparison."""
         self._advance()
         with self._parentheses(token):
-            is_array = self._word == "array" and self._source(1) == "["
-            of = self._array(self._curr) if is_array else self._value()
+            of = build(self._parse_disjunction(), takes=("array",))
         return Expr(word, token.start + 1, (of,))
 
     def _array(self, token: Token) -> Expr:

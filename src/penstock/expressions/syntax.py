@@ -15,10 +15,14 @@ MAX_DEPTH: Final = 30
 
 
 class TypeName(NamedTuple):
-    """A type as a cast or a typed literal names it: its canonical name, and what is in brackets."""
+    """A type as a cast or a typed literal names it: its canonical name, and what is in brackets.
+
+    `is_array`: it is an array of such values; never in a tree.
+    """
 
     name: str
     parameters: tuple[int, ...] = ()
+    is_array: bool = False
 
     def __str__(self) -> str:
         if not self.parameters:
