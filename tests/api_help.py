@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
@@ -109,27 +106,6 @@ class Shop:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
-
-
-class Later:
-    """A call that runs in a thread of its own, for requests that wait."""
-
-    def __init__(self, call: Callable[[], httpx.Response]) -> None:
-        self._future: Future[httpx.Response] = Future()
-        threading.Thread(target=self._run, args=[call], daemon=True).start()
-
-    def _run(self, call: Callable[[], httpx.Response]) -> None:
-        try:
-            self._future.set_result(call())
-        except Exception as error:
-            self._future.set_exception(error)
-
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
-    def result(self, timeout: float = TIMEOUT) -> httpx.Response:
-        return self._future.result(timeout)
 
 
 def ids(answer: httpx.Response) -> list[Any]:

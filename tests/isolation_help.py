@@ -12,13 +12,14 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, Self
 
 import orjson
 import pyarrow as pa
 from tests.drainer_help import SingleDrainer
 from tests.streams_help import Change, read, wire
+from tests.waits import Later, at_once, await_end
 
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config
@@ -130,7 +131,6 @@ class Source:
         fan_out = FanOut("shop", routes, target, monitor.address, self._plans, consumers)
         self._fan_out = fan_out
         self.workers = [Worker(fan_out) for _ in range(self._tasks)]
-        self._pool = self._stack.enter_context(ThreadPoolExecutor(self._tasks))
         self.drainers: dict[str, SingleDrainer] = {}
         for name, sink in self._sinks.items():
             if isinstance(sink, NatsSinkSettings):
@@ -217,15 +217,15 @@ class Source:
     def _batch(self, end: int, only: Iterable[int] | None, tasks: int, size: int) -> None:
         first = self.written
         parts = self.parts(first, end, tasks, size)
-        futures, plan = [], next(self._plan_numbers)
+        writes, plan = [], next(self._plan_numbers)
         for number, rows in enumerate(parts):
             if only is None or number in only:
                 start, last = position(first - 1), position(end - 1)
                 part = RoundPart(start, last, number, len(parts), plan)
-                futures.append(self._pool.submit(self._write, self.workers[number], rows, part))
-        wait(futures)  # a worker writes one part at a time, also where another has failed
-        for future in futures:
-            self._note(future.result())
+                writes.append(Later(partial(self._write, self.workers[number], rows, part)))
+        await_end(*writes)  # a worker writes one part at a time, also where another has failed
+        for write in writes:
+            self._note(write.result())
         if only is None:
             self.done(end)
 
@@ -245,14 +245,13 @@ class Source:
         self._handle(report)
 
     def done(self, end: int) -> None:
-        """Say that all before message `end` is done."""
+        """Report that all before message `end` is done."""
         self.written = end
         for drainer in self.drainers.values():
             drainer.done(self.source.position(position(end - 1)))
 
     def warm(self) -> None:
-        for future in [self._pool.submit(w.connect) for w in self.workers]:
-            future.result()
+        at_once(*[worker.connect for worker in self.workers])
 
     # What is known
 
@@ -273,7 +272,7 @@ class Source:
         return [stored.message["record"]["id"] for stored in read(self.store, stream)]
 
     def states(self, sink: str) -> list[str]:
-        """Return the states that a sink's drainer has told of, each once in a row."""
+        """Return the states that a sink's drainer has reported, each once in a row."""
         reported = [r["state"] for r in self.reports if r.get("sink") == sink and "state" in r]
         return [state for n, state in enumerate(reported) if n == 0 or reported[n - 1] != state]
 
@@ -336,8 +335,7 @@ class Load(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(60)
-        assert not self.is_alive(), "a batch does not end"
+        await_end(self, timeout=60)
         if self.error is not None:
             raise self.error
 

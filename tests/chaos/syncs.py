@@ -14,6 +14,7 @@ from penstock.embedded.handles import JetStream
 from ..faulty_api import COLLECTIONS, PROVIDER, Change, FaultyApi, Served, Turn, made
 from ..loopback_api import LoopbackApi
 from ..sync_oracle import wrong_with
+from ..waits import await_end
 from .verdict import Verdict, read_all
 
 STREAM: Final = "SYNCS"
@@ -68,7 +69,7 @@ class Syncs:
     def stop(self) -> None:
         """Change nothing more, and let all requests go well."""
         self._stopping.set()
-        self._thread.join()
+        await_end(self._thread)
         with self._served.lock:
             self._api.turns.clear()
 

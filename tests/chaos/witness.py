@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from ..pipeline import Penstock, penstock
+from ..waits import await_end
 
 STILL: Final = 15.0
 FRESH: Final = 12.0
@@ -165,8 +166,7 @@ class Witness:
     def stop(self) -> None:
         """Watch no more."""
         self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        await_end(*self._threads)
 
     def _each_second(self, look: Callable[[], None]) -> None:
         while not self._stopping.is_set():

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import pytest
-from tests.api_help import Later, Shop, ids, problem, tokens
+from tests.api_help import Shop, ids, problem, tokens
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
+from tests.waits import Later
 
 WAIT = {"wait_for_ms": 20_000}
 
@@ -43,7 +44,7 @@ def test_what_postgres_wrote_comes_out_byte_for_byte(shop: Shop) -> None:
     assert answer.json()["data"][0]["record"] == record
 
 
-def test_batch_size_is_1_unless_told_and_can_be_1000(shop: Shop) -> None:
+def test_batch_size_is_1_unless_given_and_can_be_1000(shop: Shop) -> None:
     path = shop.consumer(max_ack_pending=2000)
     shop.publish(*range(1100))
     assert len(ids(shop.client.get(f"{path}/next", params=WAIT))) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tests.api_help import ApiServer, Shop, known, problem
 from tests.streams_help import inserted, make_stream, publish, updated
+from tests.waits import at_once
 
 from penstock.api.app import Api
 from penstock.api.auth import Grant
@@ -428,7 +429,7 @@ def test_the_next_changes_of_a_source_that_is_not_prepared(database: Database) -
         assert answer.json() == {"data": []}
 
 
-def test_a_source_that_is_away_is_said_so_in_time(shop: Shop) -> None:
+def test_a_source_that_is_away_is_reported_in_time(shop: Shop) -> None:
     # 192.0.2.0/24 is never routed: either nothing answers, or the network refuses at once.
     for url in ("postgresql://u:hush@127.0.0.1:1/db", "postgresql://u:hush@192.0.2.1/db"):
         began = time.monotonic()
@@ -438,7 +439,7 @@ def test_a_source_that_is_away_is_said_so_in_time(shop: Shop) -> None:
     problem(shop.client.post("/v1/test-source", json={"url": "nothing"}), 422, "url")
 
 
-def test_a_source_that_refuses_the_login_is_said_so(shop: Shop, database: Database) -> None:
+def test_a_source_that_refuses_the_login_is_reported(shop: Shop, database: Database) -> None:
     url = database.url.replace(database.name, "not_there")
     body = problem(shop.client.post("/v1/test-source", json={"url": url}), 424)
     assert (body["title"], body["code"]) == ("Failed Dependency", "database_missing")
@@ -575,8 +576,7 @@ def test_two_writers_lose_nothing(shop: Shop) -> None:
                         break
                     assert answer.status_code == 412
 
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(writer, ("a", "b")))
+    at_once(partial(writer, "a"), partial(writer, "b"))
     tables = shop.client.get("/v1/sources/shop").json()["spec"]["tables"]
     assert sorted(tables) == sorted(
         ["public.t", *(f"public.{w}{n}" for w in "ab" for n in range(5))]

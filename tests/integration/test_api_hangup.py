@@ -10,9 +10,9 @@ import threading
 import time
 
 import pytest
-from tests.api_help import Later, Shop, ids, raw, rest
+from tests.api_help import Shop, ids, raw, rest
 from tests.streams_help import inserted, wire, writer_of
-from tests.waits import await_end
+from tests.waits import Later, await_end
 
 from penstock.api.client import Client
 from penstock.api.consume import Receives
@@ -80,8 +80,9 @@ def test_an_answer_that_a_closing_connection_would_lose_is_given_back(
             got = await receive(limit, wait)
             monkeypatch.undo()
             ready.set()
-            while not client.gone:  # seen in the very turn in which the connection is found closed
-                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                while not client.gone:  # seen in the turn in which the connection is found closed
+                    await asyncio.sleep(0)
             return got
 
         monkeypatch.setattr(consumer, "receive", received)

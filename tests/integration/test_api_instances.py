@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.api_help import ApiServer, Later, Shop, ids, problem, tokens
+from tests.api_help import ApiServer, Shop, ids, problem, tokens
+from tests.waits import Later
 
 WAIT = {"batch_size": 10, "wait_for_ms": 20_000}
 

@@ -10,12 +10,12 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
 from tests.integration.http_server import LARGE, Onlooker, Served
-from tests.waits import await_true
+from tests.waits import at_once, await_true
 
 MIB = 1 << 20
 MUCH = 64 * MIB  # more than any of these may take before it is refused
@@ -219,8 +219,8 @@ def test_too_slow(hasty: Served) -> None:
         answer, seconds = until_closed(hasty.send(sent), trickle)
         return re.findall(rb"HTTP/1\.1 (\d+)", answer)[-1:], seconds
 
-    with ThreadPoolExecutor(len(SLOW)) as pool:
-        results = dict(zip(SLOW, pool.map(attempt, SLOW.values()), strict=True))
+    found = at_once(*[partial(attempt, case) for case in SLOW.values()])
+    results = dict(zip(SLOW, found, strict=True))
     expected = {name: [status] if status else [] for name, (_, _, status) in SLOW.items()}
     assert {name: status for name, (status, _) in results.items()} == expected
     assert {name: seconds for name, (_, seconds) in results.items() if seconds > 6} == {}

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api_help import Later, Shop, ids, problem
+from tests.api_help import Shop, ids, problem
+from tests.waits import Later
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app

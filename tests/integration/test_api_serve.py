@@ -12,9 +12,10 @@ from typing import Self
 
 import httpx
 import pytest
-from tests.api_help import Later, ids, raw, rest, tokens
+from tests.api_help import ids, raw, rest, tokens
 from tests.pipeline import PATIENCE
 from tests.streams_help import inserted, make_stream, publish
+from tests.waits import Later
 
 from penstock.api.serve import serve
 from penstock.core.errors import ListenError, StoreError

@@ -1,11 +1,11 @@
-"""A store that goes away: the API says 503 meanwhile, and goes on when it is back."""
+"""A store that goes away: the API answers 503 meanwhile, and goes on when it is back."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.api_help import Later, Shop, ids, problem, tokens
-from tests.waits import await_true
+from tests.api_help import Shop, ids, problem, tokens
+from tests.waits import Later, await_true
 
 from penstock.embedded.postgres import EmbeddedPostgres
 

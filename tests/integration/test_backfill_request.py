@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.pipeline import PATIENCE
-from tests.waits import await_true
+from tests.waits import at_once, await_true
 
 from penstock.backfill.request import OPEN, Backfill, Backfills, Request
 from penstock.core.errors import StoreError
@@ -168,7 +167,7 @@ def test_whether_a_run_has_the_source(store: Store, backfills: Backfills) -> Non
 def test_many_that_start_the_same_at_once(database: Database) -> None:
     together = threading.Barrier(4, timeout=PATIENCE)
 
-    def start(_: int) -> int | str:
+    def start() -> int | str:
         with Store.open(database.url) as store:
             together.wait()
             try:
@@ -176,8 +175,7 @@ def test_many_that_start_the_same_at_once(database: Database) -> None:
             except StoreError as error:
                 return error.code
 
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(start, range(4)))
+    found = at_once(*[start] * 4)
     assert found.count("backfill_exists") == 3
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from tests.waits import await_true
+from tests.waits import Later, await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, ConfigError, StoreError
@@ -388,11 +387,9 @@ def test_a_feed_is_woken(store: Store) -> None:
         feed.current()
         feed.wake()
         assert feed.wait(3600) is None
-        waiting = ThreadPoolExecutor(1)
-        found = waiting.submit(feed.wait, 3600)
+        found = Later(lambda: feed.wait(3600))
         feed.wake()
         assert found.result(60) is None
-        waiting.shutdown()
     feed.wake()  # a runner may end later
 
 

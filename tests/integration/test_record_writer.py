@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline import PATIENCE
+from tests.waits import at_once
 
 from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database
@@ -75,7 +76,7 @@ def table(url: str, sync: UUID) -> dict[str, dict[str, Any]]:
         return {row["upstream_id"]: row for (row,) in connection.execute(query, [sync])}
 
 
-def test_new_changed_and_unchanged_are_told_apart(writer: RecordWriter, url: str) -> None:
+def test_new_changed_and_unchanged_are_distinguished(writer: RecordWriter, url: str) -> None:
     sync = uuid4()
 
     def write(*records: Record) -> Written:
@@ -181,8 +182,7 @@ def test_two_writers_of_the_same_records_do_not_wait_for_each_other(url: str) ->
         writer.close()
         return total
 
-    with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(work, range(4)))
+    done = at_once(*[partial(work, number) for number in range(4)])
     assert sum(of.inserted for of in done) == 300
     assert {row["data"]["v"] for row in table(url, sync).values()} == {4}
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from tests.waits import await_true
+from tests.waits import Later, await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import StoreError
@@ -328,9 +327,8 @@ def test_a_database_that_does_not_answer_holds_up_no_change(store: Store) -> Non
         write("source", "gone", source(url))
         runners = Runners(feed.current(), store.url, feed=feed)
         runners.prepare()
-        thread = threading.Thread(target=runners.run, args=(None, lambda: None))
         write("source", "gone", None)
-        thread.start()
+        running = Later(lambda: runners.run(cast("Any", None), lambda: None))
         try:
             silent.settimeout(30)
             waits, _ = silent.accept()
@@ -340,6 +338,5 @@ def test_a_database_that_does_not_answer_holds_up_no_change(store: Store) -> Non
             waits.close()
         finally:
             runners.stop()
-            thread.join(30)
-        assert not thread.is_alive()
+        running.result(30)
     assert [removal.name for removal in pending(store)] == ["gone"]

@@ -9,7 +9,6 @@ import socket
 import string
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ import psycopg
 import pytest
 from tests.pipeline import PATIENCE
 from tests.streams_help import make_stream, writer_of
-from tests.waits import await_true
+from tests.waits import at_once, await_true
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter
@@ -37,9 +36,7 @@ def test_many_that_open_at_once_make_the_schema_once(database: Database) -> None
         together.wait()
         Store.open(database.url).close()
 
-    with ThreadPoolExecutor(6) as threads:
-        for opened in [threads.submit(open_one) for _ in range(6)]:
-            opened.result(60)
+    at_once(*[open_one] * 6)
     versions = database.execute("SELECT version FROM penstock.migrations ORDER BY version")
     assert versions == [(version,) for version in range(1, VERSION + 1)]
 

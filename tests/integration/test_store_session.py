@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import psycopg
@@ -19,7 +18,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
-from tests.waits import await_true
+from tests.waits import Later, await_true
 
 from penstock.config.settings import Config
 from penstock.core.errors import SinkError, StoreError
@@ -124,14 +123,13 @@ def test_a_claim_that_another_run_has_taken(
     sessions, reports = Sessions(database), list[Report]()
     with (
         StoreSession(config(database), database.url, reports.append) as run,
-        ThreadPoolExecutor(1) as pool,
-        psycopg.connect(database.url) as other,
+        psycopg.connect(database.url, options="-c lock_timeout=60s") as other,
     ):
         run.register("shop", IDLE)
         source = store.source("shop")
         assert source is not None
         values = [LOCK_RUN, source.id]
-        taken = pool.submit(other.execute, "SELECT pg_advisory_lock(%s, %s)", values)
+        taken = Later(lambda: other.execute("SELECT pg_advisory_lock(%s, %s)", values))
         await_true(lambda: bool(sessions.find(granted=False)))
         sessions.end()
         taken.result(10)

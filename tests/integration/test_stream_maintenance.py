@@ -32,7 +32,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
-from tests.waits import await_end, await_true
+from tests.waits import Later, await_end, await_true
 
 from penstock.core.errors import StoreError
 from penstock.core.message import DELETE, Position, RoundPart
@@ -434,10 +434,7 @@ def test_a_merge_that_cannot_have_a_table_leaves_it(
         close(store, stream)
     with database.connect() as other:
         other.execute("LOCK penstock.segment_1 IN ACCESS EXCLUSIVE MODE")
-        maintained = threading.Thread(target=run_once, args=(store,))
-        maintained.start()
-        maintained.join(60)
-        assert not maintained.is_alive()
+        Later(lambda: run_once(store)).result(60)
     run_once(store)
     assert segments(store, stream) == 2
 

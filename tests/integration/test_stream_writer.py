@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, LiteralString
 
 import orjson
@@ -30,7 +30,7 @@ from tests.streams_help import (
     write_part,
     writer_of,
 )
-from tests.waits import await_end, await_true
+from tests.waits import Later, at_once, await_end, await_true
 
 from penstock.core.errors import SinkError
 from penstock.core.message import Position, RoundPart
@@ -176,7 +176,7 @@ def test_the_readers_are_notified(store: Store, database: Database) -> None:
 def test_what_a_crash_left_comes_again_with_other_boundaries(
     postgres: EmbeddedPostgres, crash_store: Store, data: st.DataObject
 ) -> None:
-    """Random micro-batches, some given up half-way, and all that was not done told again."""
+    """Random micro-batches, some given up half-way, and all that was not done written again."""
     number = data.draw(st.integers(0, 10**12))
     stream = make_stream(crash_store, f"s{number}", source=f"s{number}")
     count = 40
@@ -232,16 +232,13 @@ def test_no_reader_ever_sees_a_gap(store: Store, monkeypatch: pytest.MonkeyPatch
             writers[part].write(0, rows)
             writers[part].commit(which)
 
-        with ThreadPoolExecutor(2) as tasks:
-            for first in range(0, count, size):
-                start, end = at(batch, first - 1), at(batch, first + size - 1)
-                parts = parts_of(batch, first, first + size, 2)
-                running = [
-                    tasks.submit(one, part, rows, RoundPart(start, end, part, 2))
-                    for part, rows in enumerate(parts)
-                ]
-                for task in running:
-                    task.result()
+        for first in range(0, count, size):
+            start, end = at(batch, first - 1), at(batch, first + size - 1)
+            parts = parts_of(batch, first, first + size, 2)
+            at_once(*[
+                partial(one, part, rows, RoundPart(start, end, part, 2))
+                for part, rows in enumerate(parts)
+            ])  # fmt: skip
         for writer in writers:
             writer.close()
 
@@ -262,15 +259,13 @@ def test_no_reader_ever_sees_a_gap(store: Store, monkeypatch: pytest.MonkeyPatch
                 assert seen == count or not last
         return seen, looks
 
-    with ThreadPoolExecutor(3) as threads:
-        writing, following = threads.submit(write), threads.submit(follow)
-        maintaining = threads.submit(maintain)
-        try:
-            writing.result(120)
-        finally:
-            finished.set()
-        maintaining.result(60)
-        assert following.result(60)[0] == count
+    writing, following, maintaining = Later(write), Later(follow), Later(maintain)
+    try:
+        writing.result(120)
+    finally:
+        finished.set()
+    maintaining.result(60)
+    assert following.result(60)[0] == count
     with store.connection() as connection:
         assert len(segments_of(connection, stream.id)) > 5
 

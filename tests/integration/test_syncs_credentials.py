@@ -21,6 +21,7 @@ from penstock.syncs.errors import SyncError
 from penstock.syncs.session import ApiSession, LocalBudget
 
 from ..loopback_api import Answer, Asked, LoopbackApi
+from ..waits import Later, at_once
 
 KEY = SecretKey(["k" * 32])
 
@@ -71,18 +72,10 @@ def test_a_refresh_token_serves_once(kept: StoredTokens, other_store: Store) -> 
         assert go_on.wait(20)
         return Tokens("access-2", 1e9, "refresh-2")
 
-    found: list[Tokens] = []
-    other = keeper(other_store)
-    threads = [
-        threading.Thread(target=lambda by=by: found.append(by.renew(first, ask)))
-        for by in (kept, other)
-    ]
-    for thread in threads:
-        thread.start()
+    renewing = [Later(partial(by.renew, first, ask)) for by in (kept, keeper(other_store))]
     assert begun.wait(20)
     go_on.set()
-    for thread in threads:
-        thread.join(20)
+    found = [each.result(20) for each in renewing]
     assert asked == ["refresh-1"]
     assert [each.access_token for each in found] == ["access-2", "access-2"]
 
@@ -90,28 +83,20 @@ def test_a_refresh_token_serves_once(kept: StoredTokens, other_store: Store) -> 
 def test_while_a_server_gives_no_token_other_credentials_go_on(
     kept: StoredTokens, store: Store
 ) -> None:
-    begun, go_on, loaded = threading.Event(), threading.Event(), threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     def ask(_: Tokens | None) -> Tokens:
         begun.set()
         assert go_on.wait(60)
         return Tokens("access-1", 1e9, "refresh-1")
 
-    def load() -> None:
-        assert keeper(store, credential="erp").load() is None
-        loaded.set()
-
-    renewing = threading.Thread(target=kept.renew, args=(None, ask))
-    renewing.start()
+    renewing = Later(lambda: kept.renew(None, ask))
     assert begun.wait(30)
-    loading = threading.Thread(target=load)
-    loading.start()
     try:
-        assert loaded.wait(30)
+        assert Later(keeper(store, credential="erp").load).result(30) is None
     finally:
         go_on.set()
-        renewing.join(30)
-        loading.join(30)
+    renewing.result(30)
 
 
 def test_a_token_is_kept_though_the_connection_breaks_meanwhile(
@@ -192,11 +177,7 @@ def test_executors_that_refresh_at_once_do_not_end_each_others_login(
 
     with LoopbackApi(oauth.answer) as api:
         sessions = [executor(of) for of in (store, other_store) for _ in range(3)]
-        threads = [threading.Thread(target=work, args=(each,)) for each in sessions]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        at_once(*[partial(work, each) for each in sessions])
         assert not failures
         assert oauth.issued >= len(sessions) * 10 / 7
         issued = oauth.issued

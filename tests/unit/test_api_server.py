@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 from fastapi import FastAPI
+from tests.waits import Later
 
 from penstock.api import server as api_server
 from penstock.api.server import Connection, Uvicorn, bind
@@ -59,10 +60,8 @@ def test_it_ends_at_once_however_seldom_it_ticks(monkeypatch: pytest.MonkeyPatch
             return await super().on_tick(counter)
 
     made = Ticking(FastAPI())
-    thread = threading.Thread(target=made.run, args=([bind("127.0.0.1:0")],))
-    thread.start()
+    running = Later(lambda: made.run([bind("127.0.0.1:0")]))
     assert ticked.wait(60)
     made.should_exit = True
-    thread.join(60)
-    assert not thread.is_alive()
+    running.result(60)
     assert ticks == [0, 10]

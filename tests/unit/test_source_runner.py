@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+from tests.waits import Later
 
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, StoreError
@@ -143,8 +144,7 @@ def test_a_source_that_is_down_is_tried_again_while_others_go_on(
     runners = runners_of(ended, "shop", "stock")
     runners.prepare()
     ready = threading.Event()
-    main = threading.Thread(target=runners.run, args=(NO_SPARK, ready.set))
-    main.start()
+    main = Later(lambda: runners.run(NO_SPARK, ready.set))
     world.wait_for(lambda: "shop" in world.streaming)
     world.wait_for(lambda: world.tries.count("stock") > 3)
     assert ready.wait(PATIENCE)
@@ -155,8 +155,7 @@ def test_a_source_that_is_down_is_tried_again_while_others_go_on(
     assert failed(runners) == []
     assert world.tries.count("shop") == 1
     runners.stop()
-    main.join(PATIENCE)
-    assert not main.is_alive()
+    main.result(PATIENCE)
     assert runners.healthy
 
 

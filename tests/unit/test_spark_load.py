@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, cast
+
+from tests.waits import at_once
 
 from penstock.spark.source import PostgresChanges, load
 
@@ -45,6 +46,5 @@ class Session:
 
 def test_queries_that_start_together_share_no_registration() -> None:
     session = cast("Any", Session())
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: load(session, {}), range(2))
+    one, other = at_once(*[lambda: load(session, {})] * 2)
     assert one is not other

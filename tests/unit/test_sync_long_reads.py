@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.waits import Later
 
 from penstock.syncs.connectors.contract import Collection, Deletes, Json, Kind, Page
 from penstock.syncs.job import Control, Tools, Yielded, run
@@ -106,7 +106,7 @@ def test_a_page_that_has_begun_waits_for_its_other_requests() -> None:
         reports.append(report)
         if report[0] == "ask":
             granted = budget.requests < 2
-            threading.Thread(target=budget.grant if granted else budget.control.stop).start()
+            Later(budget.grant if granted else budget.control.stop)
 
     budget = RemoteBudget("key", answer, 1)
     budget.acquire()
@@ -122,8 +122,10 @@ def test_a_page_that_has_begun_waits_for_its_other_requests() -> None:
 
 
 def test_a_job_that_waits_for_its_first_request_makes_room() -> None:
-    budget = RemoteBudget("key", lambda _: None, 1)
-    threading.Timer(0.05, lambda: budget.control.stop(loses=False)).start()
+    def answer(_: list[Any]) -> None:
+        Later(lambda: budget.control.stop(loses=False))
+
+    budget = RemoteBudget("key", answer, 1)
     with pytest.raises(Yielded):
         budget.acquire()
 
