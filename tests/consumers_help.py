@@ -8,11 +8,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
+from tests.waits import until
 
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerSpec, Delivery
 from penstock.streams.store import Store
+
+_BLOCKED = (
+    "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -37,6 +42,18 @@ async def workers(store: Store, **settings: Any) -> AsyncIterator[Consumer]:
     async with serving(store) as consumers:
         await consumers.create(ConsumerSpec("workers", "events", settings=settings))
         yield await consumers.get("workers")
+
+
+async def until_waiting(consumer: Consumer) -> None:
+    """Wait until a receive waits: a step had nothing for it."""
+    waiters = consumer._loop._waiters
+    await until(lambda: waiters and not waiters.some_new)
+
+
+async def until_blocked(store: Store) -> None:
+    """Wait until a statement in the store waits for a lock."""
+    with store.connection() as connection:
+        await until(lambda: connection.execute(_BLOCKED).fetchall())
 
 
 def ids(deliveries: list[Delivery]) -> list[Any]:

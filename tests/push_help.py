@@ -31,7 +31,7 @@ from penstock.testing import Clock, InMemoryConsumer, InMemoryStream, StreamRow
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HANG = b""
-"""The endpoint reads the request and says nothing."""
+"""The endpoint reads the request and never answers."""
 
 
 def answer(status: int, *headers: str, body: bytes = b"") -> bytes:
@@ -192,6 +192,7 @@ class MemoryConsumer(InMemoryConsumer):
         self.nacks: list[tuple[Any, float]] = []
         self.failures: list[tuple[int | None, str | None]] = []
         self.extended = 0
+        self.asked: set[str] = set()  # tokens of acks, also of those that the store did not take
         self.received: list[int] = []
 
     @property
@@ -263,6 +264,7 @@ class MemoryConsumer(InMemoryConsumer):
         return [self._published[ref[:2]] for ref in refs if ref is not None]
 
     async def ack(self, tokens: Sequence[str], *, followed: bool = False) -> Outcome:
+        self.asked.update(tokens)
         outcome = await super().ack(tokens, followed=followed)
         for message in self._taken(tokens, outcome):
             message.acked = True
@@ -305,6 +307,13 @@ class MemoryConsumers:
         self.consumers = {consumer.info.name: consumer for consumer in consumers}
         self.away = False
         self.changed: Callable[[], None] = lambda: None
+        self._read = asyncio.Event()
+
+    async def announce(self) -> None:
+        """Announce a change, and wait until the list has been read."""
+        self._read.clear()
+        self.changed()
+        await asyncio.wait_for(self._read.wait(), 60)
 
     async def get(self, name: str) -> Consumer:
         if name not in self.consumers:
@@ -314,6 +323,7 @@ class MemoryConsumers:
     async def list(self) -> list[ConsumerInfo]:
         if self.away:
             raise StoreUnavailable("away")
+        self._read.set()
         return [consumer.info for consumer in self.consumers.values()]
 
     def on_change(self, callback: Callable[[], None]) -> None:

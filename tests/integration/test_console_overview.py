@@ -50,7 +50,7 @@ def facts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_a_new_store_says_what_to_do_first(shop: Shop, window: Window) -> None:
+def test_a_new_store_shows_what_to_do_first(shop: Shop, window: Window) -> None:
     window.login(shop.token)
     page = window.open()
     for text in ("No source yet", "No sink yet", "No sync yet"):
@@ -86,6 +86,7 @@ def test_it_changes_by_itself_while_it_is_seen(
     shop: Shop, window: Window, facts: dict[str, Any]
 ) -> None:
     window.login(shop.token)
+    window.page.clock.install()
     page = window.open()
     facts["sinks"]["orders"]["delivered"] = 4321
     facts["problems"] = []
@@ -93,13 +94,12 @@ def test_it_changes_by_itself_while_it_is_seen(
     page.get_by_text("What is wrong").wait_for(state="detached")
     page.evaluate(
         "() => { Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+        " const fetched = window.fetch; window.asked = 0;"
+        " window.fetch = (...of) => { window.asked += 1; return fetched(...of); };"
         " document.dispatchEvent(new Event('visibilitychange')); }"
     )
-    page.wait_for_timeout(500)  # what was under way ends
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(3_000)  # longer than the period
-    assert asked == []
+    page.clock.run_for(60_000)  # as long as many periods
+    assert page.evaluate("() => window.asked") == 0
     page.evaluate(
         "() => { Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
         " document.dispatchEvent(new Event('visibilitychange')); }"
@@ -174,6 +174,9 @@ def test_what_others_wrote_is_text(
     window.login(shop.token)
     page = window.open()
     page.get_by_text("onerror=").first.wait_for()
-    page.wait_for_timeout(2_500)  # a live look swaps it, too
+    facts["sinks"]["orders"]["delivered"] = 4321
+    facts["problems"].append({**facts["problems"][0], "subject": "sink later"})
+    page.get_by_role("cell", name="4,321").first.wait_for()  # a live look swaps both parts
+    page.get_by_text("sink later").first.wait_for()
     assert page.title() == "Overview · Penstock"
     assert page.locator("main img").count() == 0

@@ -12,12 +12,13 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
-from tests.consumers_help import ids, run, serving, tokens, workers
+from tests.consumers_help import ids, run, serving, tokens, until_waiting, workers
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
 from penstock.core.message import Position
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.streams.consumers import loop
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import (
@@ -74,17 +75,19 @@ def test_the_counts(store: Store, stream: StreamRecord) -> None:
     run(work)
 
 
-def test_a_waiting_receive_wakes_at_once(store: Store, stream: StreamRecord) -> None:
+def test_a_waiting_receive_wakes_by_a_notice(
+    store: Store, stream: StreamRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_POLL", 3600.0)
+
     async def work() -> None:
         async with workers(store) as consumer:
             assert (await consumer.receive(1, 0.0)).deliveries == []
             for number in range(3):
                 waiting = asyncio.create_task(consumer.receive(1, 20.0))
-                await asyncio.sleep(0.05)
-                start = time.monotonic()
+                await until_waiting(consumer)
                 await asyncio.to_thread(publish, store, stream, [inserted(number)])
                 assert ids((await waiting).deliveries) == [number]
-                assert time.monotonic() - start < 0.7  # and not at the poll, a second later
 
     run(work)
 
@@ -111,8 +114,8 @@ def test_an_ack_wakes_those_who_wait_for_the_group(store: Store, stream: StreamR
             first = (await here.receive(10, 0.0)).deliveries
             assert len(first) == 1
             waiting = [asyncio.create_task(c.receive(10, 300.0)) for c in (here, there)]
-            done, _ = await asyncio.wait(waiting, timeout=0.2)
-            assert not done
+            await until_waiting(here)
+            await until_waiting(there)
             await here.ack(tokens(first))
             done, left = await asyncio.wait(waiting, timeout=60, return_when="FIRST_COMPLETED")
             assert len(done) == 1
@@ -133,7 +136,7 @@ def test_a_nack_in_one_process_wakes_another(store: Store, stream: StreamRecord)
             first = (await here.receive(10, 0.0)).deliveries
             assert (await there.receive(1, 0.0)).deliveries == []
             waiting = asyncio.create_task(there.receive(1, 20.0))
-            await asyncio.sleep(0.05)
+            await until_waiting(there)
             await here.nack(tokens(first), 0.2)
             again = (await waiting).deliveries
             assert [d.deliver_count for d in again] == [2]
@@ -165,7 +168,8 @@ def test_an_ack_after_the_timeout_counts_while_no_other_has_it(
         publish(store, stream, [inserted(1)])
         async with workers(store, ack_wait_ms=1) as consumer:
             first = (await consumer.receive(1, 0.0)).deliveries
-            await asyncio.sleep(0.02)
+            while (await consumer.messages("delivered", 1))[0].until is not None:
+                await asyncio.sleep(0.001)
             assert (await consumer.ack(tokens(first))).refused == []
             assert (await consumer.receive(1, 0.0)).deliveries == []
 
@@ -304,8 +308,8 @@ def test_the_last_delivery_expires_into_a_dead_letter(store: Store, stream: Stre
         publish(store, stream, [inserted(1), updated(1)])
         async with workers(store, max_deliver=1, ack_wait_ms=1) as consumer:
             await consumer.receive(1, 0.0)
-            await asyncio.sleep(0.02)
-            letters = await consumer.dead_letters(10)
+            while not (letters := await consumer.dead_letters(10)):
+                await asyncio.sleep(0.001)
             assert [x.position.idx for x in letters] == [0]
             assert orjson.loads(letters[0].message)["record"] == {"id": 1}
 

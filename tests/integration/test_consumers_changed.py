@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
 from psycopg import sql
+from tests.consumers_help import run, until_blocked
 from tests.streams_help import make_stream
 
 from penstock.embedded.handles import Database
@@ -17,21 +18,12 @@ from penstock.streams.consumers.types import ConsumerInfo, ConsumerSpec, Unknown
 from penstock.streams.names import consumer_table
 from penstock.streams.store import Store
 
-_BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-
 
 @pytest.fixture
 def store(database: Database) -> Iterator[Store]:
     with Store.open(database.url) as store:
         make_stream(store)
         yield store
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(work(), 120)
-
-    asyncio.run(bounded())
 
 
 @asynccontextmanager
@@ -103,12 +95,11 @@ def test_dropping_meets_a_step_that_buries(store: Store) -> None:
     async def work() -> None:
         async with two(store, ConsumerSpec("workers", "events")) as (one, _):
             number = (await one.get("workers")).info.id
-            with psycopg.connect(store.url) as step, store.connection() as looking:
+            with psycopg.connect(store.url) as step:
                 log = sql.SQL("INSERT INTO {} VALUES (99, '{{}}')").format(consumer_table(number))
                 step.execute(log)
                 dropping = asyncio.create_task(one.delete("workers"))
-                while looking.execute(_BLOCKED).fetchall() == [(0,)]:
-                    await asyncio.sleep(0.01)
+                await until_blocked(store)
                 step.execute(
                     "INSERT INTO penstock.dead_letters (consumer_id, lsn, idx, code, reason, message)"
                     " VALUES (%s, 1, 1, 'max_deliver', 'test', '{}')",

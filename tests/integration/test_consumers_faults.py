@@ -13,7 +13,15 @@ import pytest
 from psycopg import sql
 from psycopg.pq.abc import PGresult
 from structlog.testing import capture_logs
-from tests.consumers_help import ids, run, serving, tokens, workers
+from tests.consumers_help import (
+    ids,
+    run,
+    serving,
+    tokens,
+    until_blocked,
+    until_waiting,
+    workers,
+)
 from tests.streams_help import (
     START,
     Change,
@@ -114,7 +122,7 @@ def test_a_replay_that_fails_is_not_noted(store: Store, stream: StreamRecord) ->
                 log = consumer_table(consumer.info.id)
                 locking.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(log))
                 waiting = asyncio.create_task(consumer.replay(letter))
-                await asyncio.sleep(0.1)  # it has looked for the letter, and waits to write
+                await until_blocked(store)  # it has looked for the letter, and waits to write
                 assert [x.replayed_at for x in store.letters.page(consumer="workers")] == [None]
             await waiting
             assert [x.replayed_at is None for x in await consumer.dead_letters(1)] == [False]
@@ -250,7 +258,7 @@ def test_a_request_is_answered_when_its_consumer_is_dropped(
             with psycopg.connect(store.url) as dropping:
                 dropping.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(log))
                 waiting = asyncio.create_task(consumer.ack(tokens(held)))
-                await asyncio.sleep(0.1)
+                await until_blocked(store)
                 await consumer.close(UnknownConsumer("gone"))
             with pytest.raises(UnknownConsumer, match="gone"):
                 await asyncio.wait_for(waiting, 60)
@@ -302,7 +310,7 @@ def test_a_request_that_fails_fails_alone(store: Store, stream: StreamRecord) ->
     async def work() -> None:
         async with workers(store) as consumer:
             waiting = asyncio.create_task(consumer.receive(1, 20.0))
-            await asyncio.sleep(0)
+            await until_waiting(consumer)
             with pytest.raises(StoreUnavailable, match="OverflowError"):
                 await consumer.rewind(datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))))
             publish(store, stream, [inserted(1)])

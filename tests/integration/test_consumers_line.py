@@ -20,7 +20,7 @@ from penstock.streams.consumers.line import Call, Statement, numbers
 from penstock.streams.consumers.sessions import Sessions
 from penstock.streams.consumers.types import StoreUnavailable
 
-from ..waits import await_true
+from ..waits import await_true, until
 
 SUM = Statement(sql.SQL("SELECT %(a)s::bigint + %(b)s::bigint, %(a)s::bigint, 7 %% 4"))
 LENGTH = Statement(sql.SQL("SELECT length(%(text)s::text)"))
@@ -35,6 +35,14 @@ async def sessions(url: str, size: int = 2) -> AsyncIterator[Sessions]:
         yield made
     finally:
         await made.close()
+
+
+async def until_asleep(database: Database) -> None:
+    """Wait until the server runs `SLEEP`."""
+    query = (
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+    )
+    await until(lambda: database.execute(query))
 
 
 def run(work: Callable[[], Awaitable[None]], runs: Callable[..., None] = asyncio.run) -> None:
@@ -107,7 +115,7 @@ def test_one_that_ends_in_the_middle_is_unavailable_and_replaced(database: Datab
         async with sessions(database.url) as made:
             (pid,) = await one(made, PID)
             asleep = asyncio.create_task(made.run(SLEEP))
-            await asyncio.sleep(0.2)
+            await until_asleep(database)
             with psycopg.connect(database.url, autocommit=True) as connection:
                 connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
             with pytest.raises(StoreUnavailable):
@@ -138,7 +146,7 @@ def test_a_reset_with_an_answer_before_it(database: Database, runs: Callable[...
             # More than the backend reads at once: what it leaves has the kernel reset the connection.
             unread = Call(LENGTH, {"text": "x" * 1_000_000})
             asleep = asyncio.create_task(made.run(SLEEP, unread))
-            await asyncio.sleep(0.2)
+            await until_asleep(database)
             with psycopg.connect(database.url, autocommit=True) as connection:
                 connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
             # Without the event loop, which must not see the answer before the reset.
@@ -178,7 +186,7 @@ def test_one_whose_task_was_cancelled_is_closed(database: Database) -> None:
         async with sessions(database.url) as made:
             pid = await one(made, PID)
             asleep = asyncio.create_task(made.run(SLEEP))
-            await asyncio.sleep(0.2)
+            await until_asleep(database)
             asleep.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asleep

@@ -55,8 +55,7 @@ def test_consumers_come_change_and_go() -> None:
                 await moved.all_acked()
 
                 moved.disabled = "by hand"
-                store.changed()
-                await asyncio.sleep(0)
+                await store.announce()
                 del store.consumers["b"]
                 b.gone = True
                 store.changed()
@@ -96,17 +95,21 @@ def test_the_list_is_read_again_when_the_store_is_back(monkeypatch: pytest.Monke
 
 def test_a_disabled_consumer_is_left_alone_after_410() -> None:
     async def served() -> None:
-        async with receiver(lambda _: answer(410)) as to:
-            a = MemoryConsumer("a", settings(to.url))
+        async with receiver(lambda r: OK if r.target == "/hook/b" else answer(410)) as to:
+            a = MemoryConsumer("a", settings(to.url), 1)
             async with pushing(a) as store:
                 await a.publish(range(3))
                 await a.until(lambda: a.disabled is not None)
                 await to.until(lambda: to.open == 0)
                 seen = len(to.requests)
-                store.changed()
                 await a.publish(["more"])
-                await asyncio.sleep(0.1)
-                assert len(to.requests) == seen
+                await store.announce()
+                # What comes later is delivered.
+                store.consumers["b"] = b = MemoryConsumer("b", settings(f"{to.url}/b"), 2)
+                await store.announce()
+                await b.publish(["b"])
+                await b.all_acked()
+                assert [request.records for request in to.requests[seen:]] == [["b"]]
                 to.behaviour = lambda _: OK
                 a.disabled = None
                 store.changed()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 import psycopg
 import pytest
 from tests.consumers_help import ids, run, serving
 from tests.streams_help import inserted, publish
+from tests.waits import until
 
 from penstock.streams.consumers import receive_limit
 from penstock.streams.consumers.consumer import Consumer
@@ -21,12 +21,6 @@ from penstock.streams.store import Store
 
 def waiting(consumer: Consumer, count: int) -> list[asyncio.Task[Received]]:
     return [asyncio.create_task(consumer.receive(1, 60.0)) for _ in range(count)]
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():
-            await asyncio.sleep(0.01)
 
 
 def used(consumers: Consumers, consumer: Consumer) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -12,7 +13,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
-from tests.waits import await_end
+from tests.waits import Later, await_end
 
 from penstock.core.blocks import Block, Opening, unpack
 from penstock.core.errors import CaptureError, SparkError
@@ -25,6 +26,11 @@ from penstock.spark.round_loop import RoundLoop
 
 START = Position(10, -1)
 PATIENCE: Final = 30
+
+
+def reading(loop: RoundLoop) -> Later[list[tuple[bytes, bytes]]]:
+    """Read a lane to its end."""
+    return Later(lambda: list(read(Lane(loop.address, 1, 0), 7)))
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.1, 3600.0])
@@ -51,8 +57,7 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has(linger: float) 
     loop.start()
     try:
         loop.open(1)
-        reader = threading.Thread(target=list, args=(read(Lane(loop.address, 1, 0), 7),))
-        reader.start()
+        reader = reading(loop)
         reports = Reports(Opening(loop.address, 1, 0, 7))
         assert events.get(timeout=PATIENCE) == 1  # joined, and nothing to hand out
         loop.attach(cast("Any", capture))
@@ -66,8 +71,7 @@ def test_lanes_that_are_there_before_the_capture_get_what_it_has(linger: float) 
             reader.join(0.2)
             assert reader.is_alive()
             loop.drain()
-        reader.join(PATIENCE)
-        assert not reader.is_alive()  # its batch has ended
+        reader.result(PATIENCE)  # its batch has ended
         reports.close()
     finally:
         loop.close()
@@ -123,14 +127,12 @@ def test_a_batch_lasts_from_its_first_lane_on(monkeypatch: pytest.MonkeyPatch) -
         loop.open(1)
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2000)
         monkeypatch.setattr(round_loop, "time", later)
-        reader = threading.Thread(target=list, args=(read(Lane(loop.address, 1, 0), 7),))
-        reader.start()
+        reader = reading(loop)
         reports = Reports(Opening(loop.address, 1, 0, 7))
         assert asked.wait(PATIENCE)
         assert reader.is_alive()  # its batch goes on
         loop.drain()
-        reader.join(PATIENCE)
-        assert not reader.is_alive()
+        reader.result(PATIENCE)
         reports.close()
     finally:
         loop.close()
@@ -194,12 +196,10 @@ def test_a_query_that_waits_can_end_or_fail() -> None:
         loop.start()
         try:
             loop.open(1)
-            reader = threading.Thread(target=list, args=(read(Lane(loop.address, 1, 0), 7),))
-            reader.start()
+            reader = reading(loop)
             reports = Reports(Opening(loop.address, 1, 0, 7))
             end(loop)
-            reader.join(PATIENCE)
-            assert not reader.is_alive()
+            reader.result(PATIENCE)
             reports.close()
         finally:
             loop.close()
@@ -208,8 +208,12 @@ def test_a_query_that_waits_can_end_or_fail() -> None:
 @pytest.mark.parametrize(
     ("in_step", "lanes", "at_once"), [(True, 2, 1), (False, 2, 2), (False, 1, 1)]
 )
-def test_small_rounds_do_not_queue(in_step: bool, lanes: int, at_once: int) -> None:
+def test_small_rounds_do_not_queue(
+    monkeypatch: pytest.MonkeyPatch, in_step: bool, lanes: int, at_once: int
+) -> None:
     """What would wait in a lane shares the next round, which costs as much for all of it."""
+    for name in ("_INTERVAL", "_STREAMS_INTERVAL"):
+        monkeypatch.setattr(round_loop, name, 0.0)  # all that may go out goes out in one turn
     row = {"record": "{}", "action": "insert", "metadata": "{}", "part": 0}
 
     def hand_out(after: Position, _rows: int) -> tuple[Position, list[Chunk], bool]:
@@ -239,21 +243,21 @@ def test_small_rounds_do_not_queue(in_step: bool, lanes: int, at_once: int) -> N
                 for _, frame in read(Lane(loop.address, 1, lane), 7):
                     frames.put(frame)
 
+        takers = []
         for lane in range(lanes):
-            threading.Thread(target=take, args=(lane,), daemon=True).start()
+            takers.append(Later(partial(take, lane)))
             assert joined.get(timeout=PATIENCE) == lane + 1
         loop.attach(cast("Any", capture))
-        parts: list[int] = []
+        parts = [part_of(frames.get(timeout=PATIENCE)) for _ in range(at_once)]
         for _ in range(3):
-            while len(parts) < at_once:
-                parts.append(part_of(frames.get(timeout=PATIENCE)))
-            time.sleep(10 * round_loop._STREAMS_INTERVAL)  # room for more rounds than there are
-            assert frames.empty()
             reports[0].send([parts.pop(0), {}, {}, None])
-        for each in reports:
-            each.close()
+            parts.append(part_of(frames.get(timeout=PATIENCE)))
     finally:
         loop.close()
+    await_end(*takers)  # they have read all that was handed out
+    assert frames.empty()
+    for each in reports:
+        each.close()
 
 
 def part_of(frame: bytes) -> int:
@@ -266,7 +270,7 @@ def part_of(frame: bytes) -> int:
 
 
 def test_reads_of_which_no_messages_can_be_made_end_no_query() -> None:
-    """The live messages go on; the backfill is told, and goes back or ends."""
+    """The live messages go on; the backfill gets a report, and goes back or ends."""
     reads = Reads(
         BackfillSpec(1, "events", "public", "t"), 1, 0, None, (b"1\n",), cast("Any", None)
     )
