@@ -1,4 +1,4 @@
-"""Checks syncs: tries each credential with one harmless request, and says what a sync can't see."""
+"""Checks syncs: tries each credential with one harmless request, and reports what a sync can't see."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import struct
 import sys
 
 _LOOK_SECONDS = 1.0
-"""How often it looks whether others have ended, on a system that does not tell."""
+"""How often it looks whether others have ended, on a system that does not report it."""
 
 
 def main() -> int:

@@ -251,7 +251,7 @@ def _end_with(client: socket.socket) -> None:
 
 
 def _name_process(name: str) -> None:
-    """Tell it from others that have its command line."""
+    """Distinguish it from others that have its command line."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name[:15])
 

@@ -51,7 +51,7 @@ class RoundLoop:
         on_joined: Called from the thread when a lane has joined, with how many are there.
         on_drained: Called from the thread once nothing is handed out any more and all that was is done.
         reported: Whether the tasks report what they have delivered; otherwise a batch is done when Spark
-            says so, and has at most `batch_rows` messages.
+            reports it, and has at most `batch_rows` messages.
         batch_rows: See `reported`.
     """
 

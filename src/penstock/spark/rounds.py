@@ -42,7 +42,7 @@ class Part:
         splits: The splits of its messages, and those that share a group with them.
         meta: What its blocks say of it.
         messages: Its messages (`WIRE_SCHEMA`), None once they are packed.
-        falls: How many reports had said that a sink is behind, when it was handed out.
+        falls: How many reports had named a sink that is behind, when it was handed out.
         values: Its messages as they were packed.
     """
 

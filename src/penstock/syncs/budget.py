@@ -1,8 +1,8 @@
 """The budget of a credential: how many requests it may make, and when. Pure, no I/O.
 
 All lanes share one budget per credential. No stretch of `interval` seconds has more than the allowed
-requests, and no more than `concurrency` are under way. What an API says of itself in its answers narrows
-that: a 429 holds all requests up, and what its headers leave is not exceeded before they are renewed.
+requests, and no more than `concurrency` are under way. What an API reports of itself narrows that: a 429
+holds all requests up, and what its headers leave is not exceeded before they are renewed.
 Polls come before backfills; where both wait, one request in four is a backfill's.
 """
 
@@ -25,7 +25,7 @@ _MOST_HELD_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an answer says of the API's own limits; times in seconds from now.
+    """What an answer has of the API's own limits; times in seconds from now.
 
     `limited`: it was refused for them, a 429. `remaining` requests are left for `reset` seconds.
     """

@@ -16,7 +16,7 @@ class SyncError(PenstockError):
     The code is `unauthorized`, `forbidden`, `not_found`, `rate_limited`, `unavailable`, `timed_out`,
     `bad_response`, `refused` (the API does not take a request), `private_address`, `credential` (a
     property is missing, or its tokens can't be kept) or `connector` (the connector itself fails).
-    `retry_after` is in how many seconds the API wants to be asked again, None where it does not say.
+    `retry_after` is in how many seconds the API wants to be asked again, None where it names no time.
     """
 
     def __init__(

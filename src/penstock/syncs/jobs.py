@@ -48,7 +48,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """What a connector says of a collection."""
+    """What a connector reports of a collection."""
 
     deletes: Deletes = Deletes.NONE
     notes: str = ""

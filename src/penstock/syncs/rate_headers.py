@@ -56,7 +56,7 @@ def http_date(text: str) -> datetime | None:
 
 
 def rate_limit(headers: Mapping[str, str], now: datetime) -> RateLimit:
-    """Return what the headers of an answer tell of the requests that are left."""
+    """Return what the headers of an answer have of the requests that are left."""
     of = _lower(headers)
     remaining = _first(of, _REMAINING)
     if remaining is not None:

@@ -28,7 +28,7 @@ def is_throttled(response: requests.Response, left: RateLimit, after: float | No
 
 
 def status_of(response: requests.Response) -> str:
-    """Return what the API says of its refusal, in its own words, shortened."""
+    """Return the API's reason for its refusal, in its own words, shortened."""
     text = ""
     try:
         text = _text(msgspec.json.decode(response.content))

@@ -81,7 +81,7 @@ class Console:
         return None if known is None else await self.run(self.sessions.find, known)
 
     def failure(self, status: int, cause: str, session: Session | None = None) -> Response:
-        """Return a page that says what is wrong."""
+        """Return a page that shows what is wrong."""
         return HTMLResponse(
             render("error.html", status=status, cause=cause, session=session), status
         )

@@ -79,7 +79,7 @@ async def apply(visit: Visit) -> Response:
     if prune:
         made = await visit.api("POST", "/v1/plan", {"prune": True}, document.encode(), _YAML)
         deletes = _deletes(made.body) if made.ok else 0
-        # Of a state that has moved the apply says so.
+        # The apply reports a state that has moved.
         if deletes and made.headers["etag"] == form["etag"] and not form.confirms(deletes):
             return _planned(visit, made.body, form["etag"], form["seal"], 422)
     answer = await visit.api("POST", "/v1/apply", {"prune": prune}, document.encode(), headers)

@@ -64,7 +64,7 @@ def shown_again(form: Form, keys: Sequence[str], masks: Mapping[str, str]) -> Fo
 
 
 def is_named(form: Form) -> bool:
-    """Return whether the name is one; if not, say so beside it."""
+    """Return whether the name is one; if not, show that beside it."""
     if not is_name(form["name"]):
         form.errors["name"] = f"{form['name']!r} is not a name: expected {NAME_RULE}."
     return not form.errors

@@ -52,7 +52,7 @@ class Form:
         return 422 if self.errors or self.problem else 200
 
     def confirms(self, name: object) -> bool:
-        """Return whether the name of what is destroyed was typed; if not, say so beside the field."""
+        """Return whether the name of what is destroyed was typed; if not, show that beside the field."""
         if self["confirm"] == str(name):
             return True
         self.errors["confirm"] = f"This is not {name}."

@@ -19,7 +19,7 @@ from penstock.api.console.render import render
 from penstock.api.console.sessions import PATH, Session
 
 MOST: Final = 20_000
-"""How many things a list is searched and sorted among; beyond, it says that there are more."""
+"""How many things a list is searched and sorted among; beyond, it shows that there are more."""
 
 
 class Visit:

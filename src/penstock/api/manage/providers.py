@@ -44,7 +44,7 @@ class _Collection(BaseModel):
     deletes: Literal["tombstone", "flag", "events", "sweep", "none"] = Field(
         description="How deletes are seen."
     )
-    delete_notes: str = Field(description="What the API can't tell about deletes.")
+    delete_notes: str = Field(description="What the API does not report about deletes.")
 
 
 class _Collections(Page):
@@ -111,7 +111,7 @@ def _collections(providers: Mapping[str, ProviderSettings | None]) -> list[dict[
         try:
             known = connector_of(provider, settings, {}).collections()
         except SyncError:
-            continue  # a function that can't be imported here; `check` says so
+            continue  # a function that can't be imported here; `check` reports that
         found += [_body(provider, collection) for collection in known.values()]
     return found
 

@@ -120,7 +120,7 @@ class _SyncCollection(BaseModel):
     skipped: int = Field(0, description="Objects older than `max_age_days`.")
     requests: int = 0
     deletes: str | None = Field(None, description="How its deletes are seen.")
-    delete_notes: str = Field("", description="What the API can't tell about deletes.")
+    delete_notes: str = Field("", description="What the API does not report about deletes.")
     backfill: _Backfill | None = None
 
 

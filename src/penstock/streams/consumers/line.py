@@ -29,7 +29,7 @@ Value = int | str | None
 
 
 class Statement:
-    """A query with parameters as psycopg has them, each of whose types the server can tell."""
+    """A query with parameters as psycopg has them, each of whose types the server can infer."""
 
     def __init__(self, query: sql.Composable) -> None:
         self.names: list[str] = []

@@ -127,7 +127,7 @@ class Consumers:
         return list(self._names.values())
 
     def moved(self) -> Callable[[ConsumerInfo], bool]:
-        """Return the function that says whether a consumer may have changed since the last call.
+        """Return a function that returns whether a consumer may have changed since the last call.
 
         One without messages that wait, are in flight or are dead changes only with a notice.
         """

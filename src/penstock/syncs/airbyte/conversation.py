@@ -165,7 +165,7 @@ class Conversation:
             self._session.wait(seconds)
 
     def _failed(self, said: Said) -> SyncError:
-        """Return why an order failed: what the API has answered, or what the manifest's code says."""
+        """Return why an order failed: what the API has answered, or what the manifest's code reports."""
         if self._failure is not None:
             return self._failure
         text = self._shown(said.text)

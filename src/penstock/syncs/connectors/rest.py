@@ -131,7 +131,7 @@ class RestConnector:
         next(iter(self.read(first, Slice(Kind.BACKFILL), session)), None)
 
     def described(self, name: str, session: Session) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return what `{name}` stands for beside the properties, as the API says."""
+        """Return what `{name}` stands for beside the properties, as the API names it."""
         return {}
 
     def _of(self, name: str) -> RestCollection:
