@@ -1,6 +1,6 @@
 """Writers of a table beside its backfill, and what a consumer makes of all that it got.
 
-Every write of a row takes the next `version`, and each row is one writer's, so a consumer can tell
+Every write of a row takes the next `version`, and each row is one writer's, so a consumer can see
 whether what it got is older than what it had.
 """
 

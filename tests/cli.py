@@ -26,7 +26,7 @@ def run(folder: Path, command: str, *arguments: str, **environment: str) -> str:
 
 
 def fails(folder: Path, code: int, command: str, *arguments: str, **environment: str) -> str:
-    """Run a command that must end with `code`, and return what it says of it."""
+    """Run a command that must end with `code`, and return the error that it prints."""
     done = penstock(*command.split(), *arguments, cwd=folder, environment=environment)
     output = done.stdout + done.stderr
     assert done.returncode == code, output

@@ -23,7 +23,7 @@ class Known:
 
 
 class Model:
-    """Messages by position, told what was asked and what came of it; fails where that is wrong."""
+    """Messages by position; it gets what was asked and what came of it; fails where that is wrong."""
 
     def __init__(self) -> None:
         self.messages: dict[Position, Known] = {}

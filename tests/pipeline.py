@@ -49,7 +49,7 @@ def _lives(process: psutil.Process) -> bool:
 class Penstock:
     """One `penstock run`, or another `command`, in a session and so a group of its own.
 
-    `folder` is where it runs and where `penstock.yaml` stands; what it says is appended to
+    `folder` is where it runs and where `penstock.yaml` stands; what it logs is appended to
     `stdout.log` and `stderr.log` there. Leaving the context kills what is left of it.
     """
 

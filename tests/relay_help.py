@@ -1,4 +1,4 @@
-"""What the tests of `penstock relay` share: the process, and what they say and ask in SQL."""
+"""What the tests of `penstock relay` share: the process, and what they write and ask in SQL."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def test_a_routed_subject_survives_a_backlog(shop: Shop) -> None:
         " FROM generate_series(101, 110) i"
     )
     shop.wait_for(
-        lambda: shop.pipeline.status()["sinks"]["big"]["backlog"] == 10, "telling of the backlog"
+        lambda: shop.pipeline.status()["sinks"]["big"]["backlog"] == 10, "reporting the backlog"
     )
     shop.nats.start()
     late = shop.messages("BIG", count + 10)[count:]
@@ -356,7 +356,7 @@ def test_a_dead_letter_is_replayed_through_the_filter_and_transform_of_now(shop:
     assert shop.letter(letter["id"])["replayed_at"] is not None
 
 
-def test_nothing_else_was_said(shop: Shop) -> None:
+def test_nothing_else_was_logged(shop: Shop) -> None:
     assert shop.pipeline.stray() == []
     assert {e["event"] for e in shop.pipeline.events() if e["level"] == "error"} == {"dead letter"}
 

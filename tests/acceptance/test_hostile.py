@@ -27,7 +27,7 @@ TABLE = (
 )
 NESTED = 500
 
-# What no expression may hold, with what is said of it.
+# What no expression may hold, with what is reported of it.
 REFUSED_WHEN_READ = {
     # A second statement, or a way out of the expression.
     "record.id = 1; drop table orders": "one expression alone",

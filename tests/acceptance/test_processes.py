@@ -13,8 +13,8 @@ from .api import Api
 from .test_ids import webhook
 
 
-def test_each_takes_up_what_another_was_told(tmp_path: Path, database: Database) -> None:
-    """All is told to `api`; the webhook goes on by `push` where the run has ended."""
+def test_each_takes_up_what_another_was_asked(tmp_path: Path, database: Database) -> None:
+    """All requests go to `api`; the webhook goes on by `push` where the run has ended."""
     database.execute("CREATE TABLE items (id bigint PRIMARY KEY)")
     (tmp_path / "penstock.yaml").write_text(f"store: {database.url}\n")
     with ExitStack() as stack:

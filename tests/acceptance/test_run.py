@@ -373,13 +373,13 @@ def test_a_sink_that_is_down_holds_back_nothing_and_is_reported(shop: Shop) -> N
     shop.nats.kill()
     shop.shop.execute("INSERT INTO orders SELECT i, 1, 'late' FROM generate_series(201, 210) i")
     ((end,),) = shop.shop.execute("SELECT pg_current_wal_lsn()")
-    shop.wait_for(lambda: shop.sink("orders")["state"] == "behind", "telling that it is behind")
+    shop.wait_for(lambda: shop.sink("orders")["state"] == "behind", "reporting that it is behind")
     slot = "SELECT confirmed_flush_lsn < %s, active FROM pg_replication_slots WHERE slot_name = %s"
     shop.wait_for(
         lambda: shop.shop.execute(slot, [end, "penstock_shop"]) == [(False, True)],
         "confirming the slot",
     )
-    shop.wait_for(lambda: shop.sink("orders")["backlog"] == 10, "telling of the backlog")
+    shop.wait_for(lambda: shop.sink("orders")["backlog"] == 10, "reporting the backlog")
 
     found = shop.sink("orders")
     assert "connection refused" in found["error"]
@@ -499,7 +499,7 @@ def test_a_second_run_waits_for_the_slot_and_reports_it(shop: Shop, tmp_path: Pa
     with Penstock(tmp_path, environment=shop.environment) as second:
         second.start()
         second.wait_for(
-            lambda: "waiting for the slot" in second.log(), PATIENCE, "telling of the slot"
+            lambda: "waiting for the slot" in second.log(), PATIENCE, "reporting the slot"
         )
         assert second.get("/readyz")[0] == 503
         assert second.stop() == 0
@@ -556,7 +556,7 @@ def test_a_dropped_publication_is_reported(shop: Shop) -> None:
         return shop.stock.execute(slot, [end, "penstock_stock"]) == [(True,)]
 
     shop.wait_for(
-        lambda: "publication_missing" in shop.pipeline.log() or passed_over(), "telling of it"
+        lambda: "publication_missing" in shop.pipeline.log() or passed_over(), "reporting it"
     )
     assert not passed_over()
     problem = shop.is_not_ready("publication_missing", "source stock")

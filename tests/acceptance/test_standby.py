@@ -45,12 +45,12 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
     database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, step int)")
     nats.add_stream("STANDBY", "standby.>", duplicate_window=3600)
     with runs(database, nats_server, tmp_path) as (first, second):
-        (told,) = [e for e in second.events() if e["event"].startswith("standing by: ")]
-        assert told["source"] == "shop"
-        assert f"(process {first.process.pid}) runs source shop" in told["event"]
+        (logged,) = [e for e in second.events() if e["event"].startswith("standing by: ")]
+        assert logged["source"] == "shop"
+        assert f"(process {first.process.pid}) runs source shop" in logged["event"]
         found = second.status()["sources"]["shop"]
         assert found["state"] == "standing by"
-        assert found["holder"] == told["holder"] == first.status()["sources"]["shop"]["holder"]
+        assert found["holder"] == logged["holder"] == first.status()["sources"]["shop"]["holder"]
 
         for number in range(1, 201):
             database.execute("INSERT INTO orders VALUES (%s, 0)", [number])
@@ -64,9 +64,9 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
         database.execute("INSERT INTO orders VALUES (1000, 0)")
         second.wait_for(lambda: has(nats, 1000), PATIENCE, "delivering")
         seconds = time.monotonic() - killed
-        said = [(e["timestamp"], e["event"]) for e in second.events()[before:]]
-        print(f"taken over after {seconds:.1f} s: {said}")
-        assert seconds < WITHIN, said
+        since = [(e["timestamp"], e["event"]) for e in second.events()[before:]]
+        print(f"taken over after {seconds:.1f} s: {since}")
+        assert seconds < WITHIN, since
         second.wait_for(lambda: ready(second) == "ready", PATIENCE, "ready")
         messages = [json.loads(m.data) for m in nats.messages("STANDBY")]
         rows = [(m["record"]["id"], m["record"]["step"]) for m in messages]

@@ -94,7 +94,7 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
                 f"at {count} messages",
             )
 
-        # SIGINT in the middle of it: the batch is finished, and the slot is told.
+        # SIGINT in the middle of it: the batch is finished, and the slot is confirmed.
         pipeline.start().wait_ready()
         load = Load(database, 1)
         arrived(300)
@@ -111,7 +111,7 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
         # SIGTERM to every process at once, as a service manager sends it.
         pipeline.start().wait_ready()
         arrived(committed)
-        # What the slot was told is not read again: nothing came twice, not even to be dropped.
+        # What the slot has confirmed is not read again: nothing came twice, not even to be dropped.
         rest = committed - first
         pipeline.wait_for(lambda: sink(pipeline)["delivered"] >= rest, PATIENCE, "counting")
         assert sink(pipeline)["delivered"] == rest
@@ -165,7 +165,7 @@ def sink(pipeline: Penstock) -> dict[str, Any]:
 
 
 def stopped(pipeline: Penstock) -> int:
-    """What the run said at its end that it had delivered."""
+    """What the run logged at its end as delivered."""
     return int(pipeline.events()[-1]["delivered"]["jetstream"])
 
 
@@ -180,7 +180,7 @@ def once(folder: Path, environment: dict[str, str]) -> int:
 
 
 def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_path: Path) -> None:
-    """It is told with its remedy, no password is, and SIGTERM still ends it."""
+    """It is reported with its remedy and without a password, and SIGTERM still ends it."""
     database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
     server = 'authorization { user: penstock, password: "right-hunter4" }'
     config = CONFIG.replace(

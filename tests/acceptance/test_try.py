@@ -74,7 +74,7 @@ def environment(url: str = f"postgresql://user:{SECRET}@127.0.0.1:1/shop") -> di
 
 
 def tried(folder: Path, sink: str, *messages: Any, url: str = "", code: int = 0) -> Any:
-    """Run it over messages, and return what it says of each."""
+    """Run it over messages, and return what it prints of each."""
     (folder / "messages.json").write_text(json.dumps(messages))
     done = penstock(
         "try", "--sink", sink, "--message", "messages.json", "--json",
@@ -185,7 +185,7 @@ def test_live(folder: Path, database: Database) -> None:
     database.execute(TABLE)
     database.execute("CREATE PUBLICATION penstock_shop FOR TABLE orders")
     with live(folder, database, "--live", "2", "--json") as process:
-        wait_said(process, "Waiting for the next 2 changes")
+        wait_printed(process, "Waiting for the next 2 changes")
         for number in range(3):
             database.execute("INSERT INTO orders VALUES (%s, 1, 'eu', 'bo')", [number])
         out, err = process.communicate(timeout=PATIENCE)
@@ -200,7 +200,7 @@ def test_live_that_is_interrupted(folder: Path, database: Database) -> None:
     database.execute(TABLE)
     database.execute("CREATE PUBLICATION penstock_shop FOR TABLE orders")
     with live(folder, database, "--live", "2") as process:
-        wait_said(process, "Waiting for the next 2 changes")
+        wait_printed(process, "Waiting for the next 2 changes")
         assert len(database.execute(SLOTS)) == 1
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
@@ -226,12 +226,12 @@ def live(folder: Path, database: Database, *options: str) -> subprocess.Popen[st
     )  # fmt: skip
 
 
-def wait_said(process: subprocess.Popen[str], what: str) -> None:
+def wait_printed(process: subprocess.Popen[str], what: str) -> None:
     assert process.stderr is not None
     for line in process.stderr:
         if what in line:
             return
-    raise AssertionError(f"it never said {what!r}")
+    raise AssertionError(f"it never printed {what!r}")
 
 
 def until_gone(database: Database) -> None:

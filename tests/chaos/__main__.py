@@ -57,18 +57,18 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     started = time.monotonic()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         console.print(f"{time.monotonic() - started:6.1f} s  {text}", markup=False)
 
     # An orderly end takes the servers and the folder with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if arguments.outage is not None:
-        return outage(arguments.outage, arguments.rate, console, say)
+        return outage(arguments.outage, arguments.rate, console, report)
     if arguments.open_ is not None:
-        return open_transaction(arguments.open_, console, say)
+        return open_transaction(arguments.open_, console, report)
     session = Session(
         duration=arguments.duration, seed=seed, faults=arguments.fault, keys=arguments.keys,
-        rate=arguments.rate, workload=workload, say=say,
+        rate=arguments.rate, workload=workload, report=report,
     )  # fmt: skip
     outcome = session.run()
     show(outcome, console)
@@ -77,7 +77,7 @@ def main() -> int:
     return 0 if outcome.passed else 1
 
 
-def outage(seconds: float, rate: float, console: Console, say: Callable[[str], None]) -> int:
+def outage(seconds: float, rate: float, console: Console, report: Callable[[str], None]) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-outage-", ignore_cleanup_errors=True) as path:
         folder = Path(path)
         folder.chmod(0o755)  # under root Postgres runs as another user
@@ -87,7 +87,7 @@ def outage(seconds: float, rate: float, console: Console, say: Callable[[str], N
             run.mkdir()
             try:
                 found = Outage(
-                    run, shop, store, *servers, seconds=seconds, rate=rate, say=say
+                    run, shop, store, *servers, seconds=seconds, rate=rate, report=report
                 ).run()
             except AssertionError as error:
                 console.print(f"FAILED: {error}", markup=False)
@@ -101,7 +101,7 @@ def outage(seconds: float, rate: float, console: Console, say: Callable[[str], N
     return 0
 
 
-def open_transaction(seconds: float, console: Console, say: Callable[[str], None]) -> int:
+def open_transaction(seconds: float, console: Console, report: Callable[[str], None]) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-open-", ignore_cleanup_errors=True) as path:
         folder = Path(path)
         folder.chmod(0o755)  # under root Postgres runs as another user
@@ -110,7 +110,7 @@ def open_transaction(seconds: float, console: Console, say: Callable[[str], None
             run = folder / "run"
             run.mkdir()
             try:
-                found = keep_open(run, app, nats, seconds=seconds, say=say)
+                found = keep_open(run, app, nats, seconds=seconds, report=report)
             except AssertionError as error:
                 console.print(f"FAILED: {error}", markup=False)
                 return 1

@@ -104,7 +104,7 @@ class Changes:
                 expected.got = self._receive_all(name)
 
     def streamed(self) -> int:
-        """Return where the stream ends that was made beside the file's sink; raises where none tells."""
+        """Return where the stream ends that was made beside the file's sink; else raises."""
         code, body = self._send("GET", f"streams/{_EVENTS}")
         assert code == 200, body
         return int(json.loads(body)["head"]["lsn"])

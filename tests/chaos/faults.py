@@ -21,6 +21,7 @@ from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
 from ..pipeline import CAPTURE, PATIENCE, WORKER, Penstock, kill, runs
+from ..waits import await_end
 from .changes import Changes
 
 _STALL_SECONDS = 7.0  # longer than a sink waits for an ack
@@ -49,7 +50,7 @@ class Supervisor(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join()
+        await_end(self)
 
 
 @dataclass
@@ -76,14 +77,14 @@ class World:
         return self.pipelines[0]
 
     def log(self) -> str:
-        """The end of what each has said since its last start, without what is said again and again."""
+        """The end of what each has logged since its last start; repeats stand there once."""
         found = []
         for pipeline in self.pipelines:
             newest: dict[str, str] = {}
             for line in pipeline.log().splitlines():
-                said = re.sub(r', "timestamp": .*|[0-9.]+', "", line)
-                newest.pop(said, None)
-                newest[said] = line
+                form = re.sub(r', "timestamp": .*|[0-9.]+', "", line)
+                newest.pop(form, None)
+                newest[form] = line
             found.append("\n".join(newest.values())[-8000:])
         return "\n--\n".join(found)
 
@@ -264,5 +265,5 @@ STORE_FAULTS: Final[dict[str, Callable[[World], None]]] = {
     "store: stalled": _store_stall,
 }
 TABLE_FAULTS: Final = {**FAULTS, **STORE_FAULTS, CHANGED: _change}
-# A table's source says that its slot is gone, and stops: an outbox still has what the slot had.
+# A table's source reports that its slot is gone, and stops: an outbox still has what the slot had.
 OUTBOX_FAULTS: Final = {**FAULTS, "Postgres: slot dropped": _drop_slot}

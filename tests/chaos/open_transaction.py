@@ -115,9 +115,9 @@ def keep_open(
     *,
     seconds: float = 0,
     messages: int = 0,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Run the scenario; an `AssertionError` says what is wrong.
+    """Run the scenario; an `AssertionError` names what is wrong.
 
     The transaction is open for so long, and until so many messages of the others, published meanwhile,
     have arrived; then until all of theirs have arrived and are swept.
@@ -135,7 +135,7 @@ def keep_open(
             Penstock(folder, "--url", app.url, command="relay", environment=environment)
         )
         relay.start().wait_ready()
-        say("ready")
+        report("ready")
         others = [Other(app, number) for number in range(1, OTHERS + 1)]
         for other in others:
             other.start()
@@ -160,7 +160,7 @@ def keep_open(
         await_(lambda: arrivals.at.keys() >= committed.keys(), "the others' messages")
         await_(lambda: sweep(app) >= 0 and not ids(app), "the sweep of the others' messages")
         assert arrivals.at.keys() == committed.keys(), "an open transaction's messages came"
-        say("commit")
+        report("commit")
         with stalled(server):
             # Older than the retention, with lower ids than all that was delivered.
             opened.commit()

@@ -108,7 +108,7 @@ class Outcome:
 
 
 class Writer(threading.Thread):
-    """Inserts rows one after the other, at a rate; their numbers say their order."""
+    """Inserts rows one after the other, at a rate; their numbers give their order."""
 
     def __init__(self, database: Database, rate: float) -> None:
         super().__init__(daemon=True)
@@ -180,7 +180,7 @@ class Outage:
     def __init__(
         self, folder: Path, shop: Database, store: Database, steady: EmbeddedNats,
         shaky: EmbeddedNats, *, seconds: float, rate: float = 200,
-        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._shop = shop
@@ -189,7 +189,7 @@ class Outage:
         self._shaky = shaky
         self._seconds = seconds
         self._rate = rate
-        self._say = say
+        self._report = report
         self._arrivals = {"stream": Arrivals(), "nats": Arrivals()}
         self._outcome = Outcome(outage=seconds)
 
@@ -253,12 +253,12 @@ class Outage:
         _pause(3)
         gone = time.time()
         self._shaky.stop()
-        self._say("the server is gone")
+        self._report("the server is gone")
         pipeline.wait_for(
-            lambda: self._state(pipeline) == "detached", PATIENCE, "telling of the sink"
+            lambda: self._state(pipeline) == "detached", PATIENCE, "reporting the sink"
         )
         self._watch_slot(pipeline, gone + self._seconds / 2)
-        self._say("penstock run is killed")
+        self._report("penstock run is killed")
         killed = time.time()
         pipeline.kill_tree()
         pipeline.start().wait_ready()
@@ -270,7 +270,7 @@ class Outage:
         returned = time.time()
         outcome.outage = returned - gone
         self._shaky.start()
-        self._say("the server is back")
+        self._report("the server is back")
         pipeline.wait_for(lambda: self._state(pipeline) == "attached", PATIENCE, "attached again")
         outcome.caught_up = time.time() - returned
         _pause(2)

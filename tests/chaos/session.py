@@ -99,7 +99,7 @@ class Session:
         keys: int = 200,
         rate: float = 300,
         workload: Workload | None = None,
-        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._duration = duration
         self._seed = seed
@@ -108,7 +108,7 @@ class Session:
         self._rate = rate
         self._workload = workload or Tables()
         self._syncs = self._workload.syncs
-        self._say = say
+        self._report = report
         self._random = random.Random(seed)
         self._writers: list[Writer] = []
         self._outcome = Outcome(seed, Verdict())
@@ -138,7 +138,7 @@ class Session:
                 supervisor.start()
             for pipeline in world.pipelines:
                 pipeline.wait_ready(_RECOVERY_SECONDS)
-            self._say(f"ready after {time.monotonic() - started:.0f} s; seed {self._seed}")
+            self._report(f"ready after {time.monotonic() - started:.0f} s; seed {self._seed}")
             changes = world.changes
             self._witness = Witness(
                 self._committed, self._delivered, lambda: changes.streamed() if changes else 0,
@@ -206,7 +206,7 @@ class Session:
         # What was committed before may have been on its way: some more has to arrive.
         committed = self._committed() + _PROOF
         if self._fixed is None and self._random.random() < _OVERLAP:
-            self._say(f"{name}; the next one follows at once")
+            self._report(f"{name}; the next one follows at once")
             return
         with contextlib.suppress(psycopg.OperationalError):
             self._workload.disturb(world.database)
@@ -218,7 +218,7 @@ class Session:
             return
         took = time.monotonic() - ended
         outcome.recoveries.setdefault(name, []).append(took)
-        self._say(f"{name}: recovered in {took:.1f} s, {self._committed()} messages committed")
+        self._report(f"{name}: recovered in {took:.1f} s, {self._committed()} messages committed")
 
     def _committed(self) -> int:
         return sum(writer.committed for writer in self._writers)

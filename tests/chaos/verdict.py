@@ -102,7 +102,7 @@ def message_of_table(message: Msg) -> Said:
 
 
 def message_of_outbox(message: Msg) -> Said:
-    """Read a publisher's message; of its id the writers' histories tell."""
+    """Read a publisher's message; the writers' histories have what its id stands for."""
     body = json.loads(message.data)
     found = _OUTBOX_ID.fullmatch(message.headers.get("Nats-Msg-Id", ""))
     # Without a key of its own it has the row's number.

@@ -77,7 +77,7 @@ class Workload(Protocol):
         """Return what reports how the pipeline is, by name."""
 
     def differences(self, database: Database, writers: Sequence[Writer]) -> Iterator[str]:
-        """Tell where the writers' idea of the database is wrong: else they can't be trusted."""
+        """Yield where the writers' idea of the database is wrong: else they can't be trusted."""
 
 
 class Tables:

@@ -4,7 +4,7 @@ A key's history is the list of what happened to it, in commit order: that is wha
 stream. Each writer has keys of its own, so one thread decides the order of a key. A commit whose
 outcome is unknown (the connection was lost) is resolved by the database: each transaction inserts
 its number into `bookkeeping.marks`, and inserting it once more waits for the transaction, should it
-live on, and then tells whether it had been committed.
+live on, and then shows whether it had been committed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Writer(threading.Thread):
         self, url: str, number: int, keys: int, rate: float, seed: int,
         *, tables: Sequence[str] = TABLES,
     ) -> None:  # fmt: skip
-        super().__init__(name=f"writer-{number}")
+        super().__init__(name=f"writer-{number}", daemon=True)
         self.histories: dict[Key, list[Step]] = defaultdict(list)
         self.committed = 0  # messages
         self.transactions = self.rolled_back = self.unknown = self.reconnects = 0

@@ -1,4 +1,4 @@
-"""A capture under test: made over a database, read to the end of the WAL, confirmed as told."""
+"""A capture under test: made over a database, read to the end of the WAL, confirmed at will."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Reader:
         return found
 
     def confirm(self) -> None:
-        """Confirm all that was read, and wait until the server has been told."""
+        """Confirm all that was read, and wait until that is sent to the server."""
         self.capture.confirm(self.position)
         assert self.capture.flush(PATIENCE)
 

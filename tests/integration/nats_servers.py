@@ -39,7 +39,7 @@ def batch(
     actions: Sequence[str] | None = None,
     tag: str = "0123456789abcdef",
 ) -> pa.RecordBatch:
-    """One row per key, numbered from `first`; the key is the group unless told otherwise."""
+    """One row per key, numbered from `first`; the key is the group unless `groups` has others."""
     count = len(keys)
     numbers = range(first, first + count)
     tables = [table] * count if isinstance(table, str) else list(table)

@@ -68,7 +68,7 @@ def test_an_http_target_answers(shop: Shop) -> None:
     assert "hush" not in str(refused)
 
 
-def test_a_bastions_trouble_is_told_from_the_targets(
+def test_a_bastions_failure_is_distinguished_from_the_targets(
     shop: Shop, ssh: SshServer, nats_server: EmbeddedNats
 ) -> None:
     ssh.names["nats.internal", 4222] = ("127.0.0.1", nats_server.port or 0)

@@ -144,7 +144,7 @@ def test_values_that_the_wal_leaves_out_are_read_after_all(
         assert any(m.metadata["unavailable"] for m in driver.received)
         assert fold(driver.received) == expected(database)
         assert len(driver.reads()) == 40
-        # Until they were read, the backfill could not say that it is further.
+        # Until they were read, the backfill could not report that it is further.
         reported = [(e.chunk, e.cursor) for e in driver.events if isinstance(e, Delivered)]
         assert reported[:2] == [(0, None), (1, None)]
         assert reported[-1][1] is not None

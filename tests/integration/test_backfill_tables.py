@@ -489,7 +489,7 @@ GROUPED = ("CREATE TABLE t (id int PRIMARY KEY, customer text, v int)",)
 
 @pytest.mark.parametrize("full", [False, True])
 def test_groups_are_those_of_the_wal(database: Database, full: bool) -> None:
-    """Also where a delete does not tell its group, so that the row's key ties its messages."""
+    """Also where a delete lacks its group, so that the row's key ties its messages."""
     grouping = {"grouping": lambda *_: (["customer"], None)}
     identity = ["ALTER TABLE t REPLICA IDENTITY FULL"] if full else []
     with backfilling(database, *GROUPED, *identity, **grouping) as driver:

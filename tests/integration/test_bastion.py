@@ -83,7 +83,7 @@ def test_a_bastion_killed_in_the_middle_loses_nothing(
     nats.delete_stream("FAR")
 
 
-def test_what_is_refused_says_which_of_the_two_it_is(ssh: SshServer) -> None:
+def test_what_is_refused_names_which_of_the_two_it_is(ssh: SshServer) -> None:
     good = ssh.bastion()
     cases = {
         "bastion_host_key": replace(good, host_key=None),

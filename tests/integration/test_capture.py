@@ -93,7 +93,7 @@ def test_replica_identity_index_beside_the_primary_key(database: Database) -> No
     assert moved.metadata["record_pks"] == [1]
     assert delete.record == {"code": "d"}
     assert delete.metadata["unavailable"] == ["id", "a"]
-    # The row is followed by what its deletes tell.
+    # The row is followed by what its deletes have.
     assert insert.groups == update.groups
     assert update.groups < moved.groups
     assert delete.groups < moved.groups

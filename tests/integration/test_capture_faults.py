@@ -1,4 +1,4 @@
-"""A capture whose connection, server, slot or publication fails: it goes on, or says what to do."""
+"""A capture whose connection, server, slot or publication fails: it goes on, or reports what to do."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_the_slot_waits_for_what_is_not_confirmed(database: Database) -> None:
         found = reader.read()
         first, second = found[0].position.lsn, found[-1].position.lsn
         start = confirmed(database)
-        # Other WAL goes by; two statuses of a second each tell nothing new.
+        # Other WAL goes by; two statuses of a second each report nothing new.
         reader.capture.poll_server()
         reported = reader.capture.stats.received_lsn
         database.execute("CREATE SCHEMA other")

@@ -1,4 +1,4 @@
-"""Order per group over a real Postgres, whatever the replica identity lets a delete tell."""
+"""Order per group over a real Postgres, whatever the replica identity lets a delete have."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_output_settings_are_the_captures_own(database: Database) -> None:
 
 
 def test_composite_types_that_change_while_it_runs(database: Database) -> None:
-    """Postgres does not tell: the values themselves do."""
+    """Postgres does not report it: the values themselves show it."""
     with capturing(
         database,
         "CREATE TYPE pair AS (l int, r text)",

@@ -159,7 +159,7 @@ def test_replica_identities(database: Database, nats: JetStream, write: Write) -
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 @pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
 @pytest.mark.parametrize("option", ["none", "stored"])
-def test_what_is_said_of_generated_columns_is_what_postgres_does(
+def test_what_is_reported_of_generated_columns_is_what_postgres_does(
     database: Database, nats: JetStream, write: Write, identity: str, kind: str, option: str
 ) -> None:
     stream(nats, database)

@@ -29,7 +29,7 @@ def sync(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_list_of_nothing_says_so(
+def test_a_list_of_nothing_reports_so(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

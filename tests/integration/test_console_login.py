@@ -48,7 +48,7 @@ def test_one_logs_in_and_out_in_a_browser(shop: Shop, window: Window) -> None:
     assert "/console/login" in window.open("tokens").url
 
 
-def test_what_no_token_opens_is_said(shop: Shop, window: Window) -> None:
+def test_what_no_token_opens_is_named(shop: Shop, window: Window) -> None:
     worker = shop.store.tokens.create("w", "worker")
     window.allow(401, 403)
     page = window.open("login")

@@ -135,7 +135,7 @@ def test_tables_are_picked_and_their_old_values_explained(
     database.execute(row.locator(".copy code").inner_text())
     page.reload()
     assert "every column" in page.get_by_role("row", name="public.orders").inner_text()
-    # From a whole schema to some tables: what is no longer captured is said before it is done.
+    # From a whole schema to some tables: what is no longer captured is shown before it is done.
     page.get_by_label("All of public.*").uncheck()
     page.get_by_label('Capture "Odd One"."T.x"').check()
     # A table, and all of its schema: which of the two is meant is not guessed.

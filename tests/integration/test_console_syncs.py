@@ -176,7 +176,7 @@ def test_credentials_show_health_and_budget_and_are_checked(
     assert page.locator("main img").count() == 0
 
 
-def test_without_syncs_it_says_what_to_do_first(shop: Shop, window: Window) -> None:
+def test_without_syncs_it_shows_what_to_do_first(shop: Shop, window: Window) -> None:
     window.login(shop.token)
     page = window.open("syncs")
     page.get_by_text("No sync yet").wait_for()

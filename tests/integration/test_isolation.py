@@ -455,7 +455,7 @@ def test_dead_letters_of_a_backlog(server_dir: Path, database: Database) -> None
 
 
 def test_a_store_that_is_gone_for_a_while(servers: Servers, server_dir: Path) -> None:
-    """Nothing can be written without it, and nothing is lost; the run is told."""
+    """Nothing can be written without it, and nothing is lost; the run gets a report of it."""
     with ExitStack() as stack:
         folder = server_dir / f"store-{uuid.uuid4().hex[:8]}"
         postgres = stack.enter_context(EmbeddedPostgres(folder))
@@ -474,7 +474,7 @@ def test_a_store_that_is_gone_for_a_while(servers: Servers, server_dir: Path) ->
 
 
 def test_an_error_of_the_store_is_reported_until_it_is_over(database: Database) -> None:
-    """Also where it ended the query, and with it the process that told of it."""
+    """Also where it ended the query, and with it the process that reported it."""
     hide = "ALTER TABLE penstock.segment_1 RENAME TO hidden"
     with Source(database.url, {EVENTS: stream_settings()}) as source:
         source.batch(10)
@@ -494,7 +494,7 @@ def test_an_error_of_the_store_is_reported_until_it_is_over(database: Database) 
 def test_a_dead_letter_that_the_store_takes_late(
     nats_server: EmbeddedNats, nats: JetStream, database: Database
 ) -> None:
-    """The error is told while it lasts, and is over afterwards."""
+    """The error is reported while it lasts, and is over afterwards."""
     stream = f"D{uuid.uuid4().hex[:8]}"
     nats.add_stream(stream, f"{stream.lower()}.>")
     sinks: dict[str, Any] = {
@@ -516,5 +516,5 @@ def test_a_dead_letter_that_the_store_takes_late(
 
 
 def reported(reports: Sequence[Report]) -> list[str | None]:
-    """Return what was told of the store."""
+    """Return what was reported of the store."""
     return [report["store"] for report in reports if "store" in report]

@@ -215,7 +215,7 @@ def test_a_run_makes_the_streams_of_its_sinks(
     assert [line["stream"] for line in logs if "stream" in line] == ["ORDERS"]
 
 
-def test_check_says_what_a_run_makes_for_a_consumer(
+def test_check_reports_what_a_run_makes_for_a_consumer(
     server: EmbeddedNats, streams: JetStream, database: Database, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")

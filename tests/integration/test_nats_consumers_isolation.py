@@ -260,7 +260,7 @@ def test_a_condition_in_sql_holds_at_the_head_and_behind_it(
         assert source.delivered()[NAME] == len(expected)
 
 
-def test_what_a_condition_cannot_tell_at_the_head_is_a_dead_letter(
+def test_what_a_condition_cannot_decide_at_the_head_is_a_dead_letter(
     database: Database, nats: JetStream, nats_url: str, forgetful: str
 ) -> None:
     filters = {"sql": "record.n / (record.half - 1) <> 5", "table": "items"}

@@ -84,7 +84,7 @@ def without_links(sink: NatsSink) -> NatsSink:
 
 
 def stored(nats: JetStream, stream: str, count: int) -> bool:
-    """Tell whether a stream has more than `count` messages."""
+    """Return whether a stream has more than `count` messages."""
     return int(nats.info(stream).state.messages) > count
 
 
@@ -492,7 +492,7 @@ def test_what_comes_again_in_another_order_overtakes_nothing(
 def test_nor_where_it_goes_to_several_streams(
     nats_server: EmbeddedNats, nats: JetStream, stream: str
 ) -> None:
-    """That one of them has stored something says nothing of the others."""
+    """That one of them has stored something shows nothing of the others."""
     names = [f"{stream}{name}" for name in "AB"]
     for name, of_rows in zip(names, ([0, 1, 2], [3, 4, 5, 6]), strict=True):
         nats.add_stream(name, [f"{stream}.{n}" for n in of_rows])

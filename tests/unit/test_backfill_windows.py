@@ -26,7 +26,7 @@ def test_a_snapshot_sees_what_ended_before_it(data: st.DataObject, xmin: int) ->
     inside = st.integers(xmin, max(xmax - 1, xmin))
     active = frozenset(data.draw(st.sets(inside, max_size=5)) if xmax > xmin else ())
     snapshot = Snapshot(xmin, xmax, active)
-    # Any that can still be told from later ones by its 32 bits.
+    # Any that can still be distinguished from later ones by its 32 bits.
     xid = data.draw(
         st.integers(max(xmax - 2**31, 0), xmax + 2**30) | inside | st.sampled_from([xmax])
     )

@@ -1,4 +1,4 @@
-"""What the fault test says of sinks and consumers that are made in the middle."""
+"""What the fault test finds of sinks and consumers that are made in the middle."""
 
 from __future__ import annotations
 

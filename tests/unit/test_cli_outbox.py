@@ -1,4 +1,4 @@
-"""What `penstock outbox` says to a URL that is none, before anything is asked."""
+"""What `penstock outbox` prints for a URL that is none, before anything is asked."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
     return [line.removeprefix(f"{tmp_path}/penstock.yaml") for line in caught.value.problems]
 
 
-def test_all_that_can_be_said(tmp_path: Path) -> None:
+def test_all_that_can_be_given(tmp_path: Path) -> None:
     config = read(tmp_path, EXAMPLE)
     orders, stock = config.sinks["orders"], config.sinks["stock"]
     assert isinstance(orders, StreamSinkSettings)

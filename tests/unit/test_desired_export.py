@@ -139,7 +139,7 @@ def test_an_export_plans_as_empty(tmp_path_factory: pytest.TempPathFactory, root
     document = document_for(snapshot, file, ENVIRON)
     plan = plan_of(document, snapshot, environ=ENVIRON, prune=True)
     assert plan.changes == ()
-    # And a plan of all of it says no secret, but for the form that is saved.
+    # And a plan of all of it shows no secret, but for the form that is saved.
     whole = plan_of(
         document, Snapshot(0, {}), environ={**ENVIRON, **stored_variables(snapshot, ENVIRON)}
     )

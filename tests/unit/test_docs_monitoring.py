@@ -95,7 +95,7 @@ def test_each_metric_has_a_panel() -> None:
             assert re.search(rf"\b{metric}\b", shown), f"{metric} has no panel"
 
 
-def test_panels_do_not_overlap_and_are_told_apart() -> None:
+def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
     taken: set[tuple[int, int]] = set()
     every = json.loads((DOCS / "grafana" / "penstock.json").read_text(encoding="utf-8"))["panels"]
     for panel in every:

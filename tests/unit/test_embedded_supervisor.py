@@ -42,11 +42,11 @@ def test_a_server_is_started_again_whatever_goes_wrong() -> None:
 
 
 def test_a_listener_that_fails_does_not_keep_it_away() -> None:
-    server, told = Server(), list[str | None]()
+    server, reported = Server(), list[str | None]()
 
     def listen(outage: str | None) -> None:
-        told.append(outage)
-        if len(told) == 1:
+        reported.append(outage)
+        if len(reported) == 1:
             raise RuntimeError("a defect")
 
     supervisor = Supervisor(server, listen)

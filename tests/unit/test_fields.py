@@ -361,7 +361,7 @@ def test_where_the_values_come_from() -> None:
 
 
 def unavailable(batch: pa.RecordBatch, row: int, *columns: str) -> pa.RecordBatch:
-    """Return a batch in which the metadata of a row names columns that the WAL does not tell."""
+    """Return a batch in which the metadata of a row names columns that the WAL lacks."""
     texts = batch.column("metadata").to_pylist()
     texts[row] = orjson.dumps(orjson.loads(texts[row]) | {"unavailable": list(columns)}).decode()
     number = batch.schema.get_field_index("metadata")

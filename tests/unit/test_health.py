@@ -212,7 +212,7 @@ def test_only_a_run_that_can_not_go_on_fails_healthz() -> None:
     assert not Health((Part("store"), run_part(failure))).goes_on
 
 
-def test_a_consumer_that_waits_says_what_to_do() -> None:
+def test_a_consumer_that_waits_reports_what_to_do() -> None:
     paused = Failure("paused", "It is paused.")
     mail = SinkFacts("mail", "paused", None, paused, NOW - 50, 12, stream="orders")
     part = sink_part(mail)

@@ -43,7 +43,7 @@ def batch(count: int, groups: list[int] | None = None) -> pa.RecordBatch:
 
 
 class Server:
-    """Has every message already, and says of each what `answer` gives; silent once `gone` is set."""
+    """Has every message already, and answers each with what `answer` gives, until `gone` is set."""
 
     def __init__(self, answer: Callable[[], bytes | None]) -> None:
         self.asked = 0

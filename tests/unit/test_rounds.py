@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
                 part.meta.parts == 1
             ), "a round of several parts began before all before it was whole"
         done = max(part.meta.done.lsn - 10, 0)
-        assert self.there.issuperset(range(done)), "not all is there that is said to be done"
+        assert self.there.issuperset(range(done)), "not all is there that is reported as done"
         for number in self.numbers(part):
             before = (
                 range(number) if number in self.alone else {n for n in self.alone if n < number}

@@ -218,7 +218,7 @@ def test_days_and_moments_that_iso_8601_has_no_plain_form_for() -> None:
 
 @given(st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)), st.text(), st.floats())
 def test_computed_values_look_like_captured_ones(at: datetime, text: str, number: float) -> None:
-    """The capture's own converters say what a value looks like in a message."""
+    """The capture's own converters show what a value looks like in a message."""
     text = text.encode(errors="ignore").decode().replace("\0", "")
     printed = at.isoformat(" ").encode()
     assert json_texts(TIMESTAMP, column(TIMESTAMP, [at]))[0].as_py().encode() == values.timestamp(

@@ -1,4 +1,4 @@
-"""What is said of a query that Spark has ended: the cause, and no trace."""
+"""What is reported of a query that Spark has ended: the cause, and no trace."""
 
 from __future__ import annotations
 

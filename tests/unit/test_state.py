@@ -1,4 +1,4 @@
-"""What a run tells of its sinks: counts, backlogs, rates, errors."""
+"""What a run reports of its sinks: counts, backlogs, rates, errors."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def left(found: pa.RecordBatch) -> list[Any]:
 
 
 def moves() -> pa.RecordBatch:
-    """Return updates of keys whose old tuples tell more, as with REPLICA IDENTITY FULL."""
+    """Return updates of keys whose old tuples have more, as with REPLICA IDENTITY FULL."""
     batch = wire([Change({"id": 1}), moved(1, 2), moved(2, 3, region="b")])
     old = batch.column("old_key").to_pylist()
     for value in old[1:]:

@@ -77,7 +77,7 @@ def test_the_collections_of_ready_providers_are_those_of_their_connectors() -> N
             assert set(known) == set(connector_of(name, None, {}).collections()), name
 
 
-def test_each_credential_is_tried_and_what_is_not_seen_is_said(
+def test_each_credential_is_tried_and_what_is_not_seen_is_reported(
     tmp_path: Path, api: LoopbackApi
 ) -> None:
     found = {f.subject: f for f in inspect(config_of(tmp_path, file_of(api.url)))}

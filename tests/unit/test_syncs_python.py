@@ -112,12 +112,12 @@ def test_a_class_and_its_check(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "text"),
     [
         ("no_such_module:read", "can't be imported"), ("nowhere.py:read", "there is no file"),
         ("json:nothing", "has no function 'nothing'"),
     ],
 )  # fmt: skip
-def test_what_is_not_there(function: str, said: str) -> None:
-    with pytest.raises(SyncError, match=said):
+def test_what_is_not_there(function: str, text: str) -> None:
+    with pytest.raises(SyncError, match=text):
         made(function)

@@ -217,7 +217,7 @@ def test_an_api_that_gives_the_same_page_again_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "text"),
     [
         ({"things": [{"id": 1}, {"id": 2}]}, "None of the 2 objects of a page has the cursor"),
         ({"things": [{"id": 1, "updated_at": "soon"}]}, "'soon' is no time"),
@@ -227,8 +227,8 @@ def test_an_api_that_gives_the_same_page_again_is_an_error() -> None:
         ({"things": [{"updated_at": "2026-05-01"}]}, "it lacks its key id"),
     ],
 )
-def test_what_moves_no_cursor_is_an_error(body: Any, said: str) -> None:
-    with LoopbackApi(lambda _: Answer(body)) as api, pytest.raises(SyncError, match=said) as caught:
+def test_what_moves_no_cursor_is_an_error(body: Any, text: str) -> None:
+    with LoopbackApi(lambda _: Answer(body)) as api, pytest.raises(SyncError, match=text) as caught:
         job(connector(api.url, paginator={"type": "single_page"}))
     assert caught.value.code == "bad_response"
 

@@ -117,8 +117,8 @@ def test_a_long_retry_after_is_the_schedulers() -> None:
 )  # fmt: skip
 def test_errors_by_status(status: int, code: str, transient: bool) -> None:
     budget = Counted()
-    said = Answer({"error": {"message": "Key sk_live_4711 is not good."}}, status=status)
-    with LoopbackApi(answering(said)) as api:
+    refusal = Answer({"error": {"message": "Key sk_live_4711 is not good."}}, status=status)
+    with LoopbackApi(answering(refusal)) as api:
         found = session(budget, [], signer=signer_of(Bearer(type="bearer", token="sk_live_4711")))
         with pytest.raises(SyncError) as caught:
             found.request("GET", f"{api.url}/v1/things?key=sk_live_4711")
