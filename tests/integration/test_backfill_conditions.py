@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator
 
 import psycopg
@@ -46,6 +48,15 @@ def connection(postgres: EmbeddedPostgres) -> Iterator[Connection]:
     database.drop(postgres.url)
 
 
+@pytest.fixture(scope="module")
+def owner(connection: Connection) -> Iterator[Connection]:
+    """A session that may write."""
+    with psycopg.connect(
+        connection.info.dsn, password=connection.info.password, autocommit=True
+    ) as own:
+        yield own
+
+
 def count(connection: Connection, text: str, more: str = "") -> int:
     statement = f"SELECT count(*) FROM public.orders WHERE ({text}) {more}"
     row = connection.execute(statement.encode()).fetchone()
@@ -70,6 +81,9 @@ def count(connection: Connection, text: str, more: str = "") -> int:
         ("name ~ '^a.[0-9]$' and name !~* 'A.9'", 8),
         ("amount::int8 = 1", 1),
         ("id = 1 or\n id =\t2", 2),
+        ("name = 'user' or name = '(select' or name = 'pg_sleep(9)' or id = 3", 1),
+        ("name <> '--' and name <> '/*' and name <> '{#' and name <> '#}' and id in(1,2)and name like'a%'", 2),
+        ("b'1' = b'1' and x'f' = X'F' and name <> n'\\' and name <> '$$'", 10),
         ("id between symmetric 3 and 1 and (id, amount) = (2, 2)", 1),
     ],
 )  # fmt: skip
@@ -93,18 +107,33 @@ def test_a_condition_as_postgres_has_it(connection: Connection, text: str, rows:
         ("id = 1 for update", 'position 8: syntax error at or near "for".'),
         ("", "position 1: it is empty."),
         ("  ", "position 1: it is empty."),
-        ("id = 1; drop table orders", "position 7: ';' is not allowed: one condition alone."),
-        ("id = 1) or (true", "position 7: `)` without `(`."),
-        ("id in (1", "position 7: this parenthesis is not closed."),
-        ('"(" is null) or (true or ")" is null', "position 12: `)` without `(`."),
+        ("id = 1; drop table orders", 'position 7: syntax error at or near ";".'),
+        ("id = 1) or (true", 'position 7: syntax error at or near ")".'),
+        ("id in (1", "position 9: syntax error at end of input."),
+        ('"(" is null) or (true or ")" is null', 'position 12: syntax error at or near ")".'),
         ("a", 'position 1: column "a" does not exist.'),
+        ("true) union select from public.seen where (true", 'position 5: syntax error at or near ")".'),
+        ("true union select from public.seen", 'position 6: syntax error at or near "union".'),
+        ("true) union (select from public.seen", "position 14: select is not allowed: no subqueries."),
+        ("true) order by (id", 'position 5: syntax error at or near ")".'),
+        ("true then true else (true", 'position 6: syntax error at or near "then".'),
+        ("name = ' ))", "position 8: unterminated quoted string at or near"),
+        ('"id = 1', "position 1: unterminated quoted identifier at or near"),
+        ("true;", 'position 5: syntax error at or near ";".'),
+        ("true /* /* */ or pg_sleep(9) is null -- */", "position 6: comments are not allowed."),
+        ("{# pg_sleep(9) is null #} true", "position 1: the character U+007B is not allowed."),
+        ("pg_sleep\u00a0(9) is null", "position 9: the character U+00A0 is not allowed."),
+        ("show is null or pg_sleep(9) is null", "position 17: pg_sleep is not allowed"),
+        ("name = $a$ or pg_sleep(9) is null or name = $a$", "position 8: '$' is not allowed"),
+        ("pg_sleep\n\t(9) is null", "position 1: pg_sleep is not allowed"),
+        ("array(\nselect n from public.seen) = '{}'", "position 8: select is not allowed: no subqueries."),
         ("true) --", "position 7: comments are not allowed."),
         ("true -- ", "position 6: comments are not allowed."),
-        ("true /* ", "position 6: comments are not allowed."),
+        ("true /* ", "position 6: unterminated /* comment at or near"),
         ("1 +-- 2", "position 4: comments are not allowed."),
-        ("name = 'x", "position 8: a quote that is opened here is not closed."),
+        ("name = 'x", "position 8: unterminated quoted string at or near"),
         ("name = E'x\\' or true --'", "position 8: strings with a prefix are not allowed"),
-        ("name = U&'x'", "position 9: strings with a prefix are not allowed"),
+        ("name = U&'x'", "position 8: strings with a prefix are not allowed"),
         ('U&"pg\\005fsleep"(9) is null', "position 2: strings with a prefix are not allowed"),
         ("name = $$x$$", "position 8: '$' is not allowed"),
         ("id = $1", "position 6: '$' is not allowed"),
@@ -179,3 +208,43 @@ def test_no_text_leaves_its_parentheses(
         assert count(connection, text, "AND false") == 0
     except psycopg.DataError:
         return
+
+
+HIDING = st.lists(
+    st.sampled_from(
+        ["true", "or", "and", "id = 1", "(", ")", "pg_sleep(0) is null", "random() < 1", "(select true)", "or pg_sleep",
+         "(0) is null", '"pg_sleep"', 'U&"pg\\005fsleep"', "current_user = name", "name = 'a'", "or name = '", "'", "''",
+         "e'\\'", "E'", "$$", "$a$", "a$", "--", "/*", "*/", "{#", "#}", "\n", "\u00a0", "\x0c", "show", "begin", "1e",
+         "0x", "n'", "x'0'", "is not null", "lower(name) = name", "not"]
+    ),
+    max_size=10,
+)  # fmt: skip
+
+
+@given(pieces=HIDING, space=st.sampled_from(["", " "]))
+@settings(max_examples=3000, deadline=None)
+def test_no_text_hides_a_call(
+    connection: Connection, owner: Connection, pieces: list[str], space: str
+) -> None:
+    text = space.join(pieces)
+    with contextlib.suppress(SetupError):
+        condition.check(connection, ORDERS, text)
+        assert not forbidden(owner, text), text
+
+
+@pytest.mark.parametrize("text", ["pg_sleep(0) is null", "id in (select 1)", "current_user = name"])
+def test_the_tree_shows_what_is_forbidden(owner: Connection, text: str) -> None:
+    assert forbidden(owner, text)
+
+
+def forbidden(owner: Connection, text: str) -> set[str]:
+    """Return what Postgres' own tree of a condition has of calls with an effect and of queries."""
+    with owner.transaction(force_rollback=True):
+        view = f"CREATE TEMP VIEW understood AS SELECT 1 AS n FROM public.orders WHERE ({text})"
+        owner.execute(view.encode())
+        tree = "SELECT ev_action::text FROM pg_rewrite WHERE ev_class = 'understood'::regclass"
+        row = owner.execute(tree).fetchone()
+        volatile = owner.execute("SELECT oid::text FROM pg_proc WHERE provolatile = 'v'").fetchall()
+    assert row is not None
+    called = set(re.findall(r":funcid (\d+)", row[0])) & {oid for (oid,) in volatile}
+    return called | set(re.findall("{SUBLINK|{SQLVALUEFUNCTION", row[0]))

@@ -180,7 +180,7 @@ def test_a_table_that_is_locked(folder: Path, database: Database) -> None:
          '--where: position 1: column "amuont" does not exist. Perhaps you meant to reference the column'
          ' "orders.amount".'),
         (("--sink", "public", "--table", "orders", "--where", "amount > 5;drop table orders"),
-         "--where: position 11: ';' is not allowed"),
+         "--where: position 11: syntax error at or near"),
         (("--sink", "public", "--table", "orders", "--where", "pg_sleep(5) is null"), "--where:"
          " position 1: pg_sleep is not allowed"),
         (("--sink", "public", "--table", "orders", "--where", "(select 1) = 1"), "--where:"

@@ -1,12 +1,13 @@
 """`--where` of a backfill: one condition over a table's columns, checked by the source's Postgres.
 
-A condition passes three checks, each for what the others can't see:
+PREPARE in a read-only transaction checks names, types and grammar, of the condition in parentheses and
+of the same without them. Nothing that closes these parentheses, adds a clause or a statement, or leaves
+a quote or a comment open is valid in both. Nothing is planned or executed.
 
-1. Its tokens: it can't end the statement, leave its parentheses, hide a part in a comment or a string
-   of another kind, or begin a query.
-2. The catalog: its functions are built in, and none has an effect or reads settings or other tables.
-   The session's `search_path` is empty, so that a plain name is a built-in one.
-3. PREPARE in a read-only transaction: names, types and grammar. Nothing is planned or executed.
+Postgres has no such check for what a condition calls, and a function may have an effect or read
+settings and other tables. `functions` finds the names, by sqlglot's tokenizer, and refuses queries and
+whatever a name could hide in. Then the catalog is asked: the session's `search_path` is empty, so that
+a plain name is that of a built-in function.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import sql
+from sqlglot import TokenType
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import TokenError
 
 from penstock.backfill.ranges import trusted
 from penstock.core import queries
@@ -28,13 +32,9 @@ from penstock.core.tables import fold
 MAX_CHARACTERS: Final = 4_000
 
 _SQL: Final = queries.load("penstock.backfill", "tables.sql")
-_TOKEN: Final = re.compile(
-    r"""(?P<string>'(?:[^']|'')*') | (?P<quoted>"(?:[^"]|"")+") | (?P<open>['"])
-    | (?P<comment>--|/\*) | (?P<space>[ \t\r\n\f]+)
-    | (?P<word>[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_$\x80-\U0010ffff]*) | (?P<other>.)""",
-    re.VERBOSE | re.DOTALL,
-)
 _STRANGE: Final = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")
+_NO_SPACE: Final = re.compile(r"[^ \t\r\n\f]")
+_PREFIXED: Final = frozenset({TokenType.BYTE_STRING, TokenType.UNICODE_STRING})
 _QUERY: Final = frozenset({"select", "with", "values", "table"})
 _SESSION: Final = frozenset(
     ["current_catalog", "current_role", "current_schema", "current_user", "session_user", "system_user",
@@ -46,6 +46,17 @@ _REMEDIES: Final = {
     "42883": "Cast what is compared; functions and operators of extensions are not taken here.",
 }
 """By SQLSTATE; where it is not here, Postgres' own hint."""
+
+
+class _Tokenizer(Postgres.Tokenizer):
+    # Each word is a token, and a name: none has two words, and none makes a string of what follows.
+    KEYWORDS: ClassVar = {
+        word: kind for word, kind in Postgres.Tokenizer.KEYWORDS.items() if not word[0].isalpha()
+    }
+
+
+class _Dialect(Postgres):
+    Tokenizer = _Tokenizer
 
 
 class _Token(NamedTuple):
@@ -65,8 +76,11 @@ def check(connection: Connection, name: sql.Identifier, text: str) -> None:
     `connection` is in autocommit mode and has an empty `search_path`. Raises `SetupError` for what is
     refused, and psycopg's errors where the server can't check it.
     """
-    called = {token.text: token.start for token in functions(text)}
-    statement = sql.SQL(_SQL["condition"]).format(table=name, condition=trusted(text))
+    called, is_read = dict[str, int](), True
+    try:
+        called.update((token.text, token.start) for token in functions(text))
+    except TokenError:
+        is_read = False  # a quote is open: Postgres reports where
     with connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
         for (refused,) in connection.execute(_SQL["refused"], [list(called)]).fetchall():
@@ -74,49 +88,85 @@ def check(connection: Connection, name: sql.Identifier, text: str) -> None:
                 called[refused],
                 f"{refused} is not allowed: it has an effect, or its value is not the row's alone",
             )
-        try:
-            # The extended protocol takes one statement alone.
-            connection.execute(statement, binary=True)
-        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
-            before = len(statement.as_string(connection)) - len(text) - len(")")
-            raise _refused(error, before, text) from None
-        except UnicodeError:
-            raise _refusal(0, "it has characters that the database's encoding lacks") from None
-        connection.execute("DEALLOCATE penstock_condition")
+        _prepare(connection, _SQL["condition"], name, text)
+        _prepare(connection, _SQL["bare_condition"], name, text)
+    if not is_read:
+        raise _refusal(0, "a quote is not closed")
 
 
 def functions(text: str) -> Iterator[_Token]:
-    """Yield the names of the functions that a text calls, folded, and check its other tokens.
+    """Yield the names of the functions that a text calls, folded.
 
-    A name may be a word before a parenthesis that is no function, as in `in (…)`. Raises `SetupError`.
+    A name may be a word before a parenthesis that is no function, as in `in (…)`. Raises `SetupError`
+    for queries, for words of the session, and for what a name could hide in; `TokenError` for a quote
+    that is not closed.
     """
     tokens = list(_tokens(text))
     if not tokens:
         raise _refusal(0, "it is empty")
-    opened: list[_Token] = []
     before = _Token("other", "(", 0)
     for token, after in pairwise([*tokens, _Token("other", ")", len(text))]):
-        if token.symbol == "(":
-            opened.append(token)
-        elif token.symbol == ")":
-            if not opened:
-                raise _refusal(token.start, "`)` without `(`")
-            opened.pop()
-        elif token.kind == "word" and token.text in _QUERY and before.symbol == "(":
+        if token.kind == "word" and token.text in _QUERY and before.symbol == "(":
             raise _refusal(token.start, f"{token.text} is not allowed: no subqueries")
-        elif token.kind == "word" and token.text in _SESSION and before.symbol != ".":
+        if token.kind == "word" and token.text in _SESSION and before.symbol != ".":
             raise _refusal(
                 token.start, f"{token.text} is not allowed: its value is not the row's alone"
             )
-        elif token.kind in ("word", "quoted") and after.symbol == "(":
+        if token.kind in ("word", "name") and after.symbol == "(":
             if before.symbol == "." or token.text == "operator":
                 raise _refusal(token.start, "functions are called by their plain names alone")
             yield token
         elif before.symbol == "." and token.text.startswith("pg_"):
             yield token  # to Postgres, orders.f is f(orders) where there is no such column
         before = token
-    if opened:
-        raise _refusal(opened[-1].start, "this parenthesis is not closed")
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    if len(text) > MAX_CHARACTERS:
+        reason = f"it has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed"
+        raise _refusal(MAX_CHARACTERS, reason)
+    if strange := _STRANGE.search(text):
+        raise _refusal(strange.start(), f"the character U+{ord(strange[0]):04X} is not allowed")
+    end = 0
+    for token in _Dialect().tokenize(text):
+        _check_skipped(text, end, token.start)
+        start, end = token.start, token.end + 1
+        found = text[start:end]
+        if found[0] == "$":
+            raise _refusal(start, "'$' is not allowed: one condition alone")
+        of_name = found[0] == '"' and text[start - 1 : start] == "&"
+        if of_name or token.token_type in _PREFIXED:
+            raise _refusal(start - of_name, "strings with a prefix are not allowed; write '…'")
+        if token.token_type is TokenType.VAR:
+            yield _Token("word", fold(found), start)
+        elif found[0] == '"':
+            yield _Token("name", token.text, start)
+        else:
+            yield _Token("string" if found[-1] == "'" else "other", found, start)
+    _check_skipped(text, end, len(text))
+
+
+def _check_skipped(text: str, start: int, end: int) -> None:
+    """Refuse what sqlglot skips between two tokens, unless it is a space of Postgres'."""
+    if skipped := _NO_SPACE.search(text, start, end):
+        what = f"the character U+{ord(skipped[0]):04X} is"
+        if text.startswith(("--", "/*"), skipped.start()):
+            what = "comments are"
+        raise _refusal(skipped.start(), f"{what} not allowed")
+
+
+def _prepare(connection: Connection, shape: LiteralString, name: sql.Identifier, text: str) -> None:
+    """Have Postgres check a text where a statement's shape has it; raises `SetupError`."""
+    head, _, tail = shape.partition("{condition}")
+    before = sql.SQL(head).format(table=name)
+    try:
+        # The extended protocol takes one statement alone.
+        connection.execute(before + trusted(text) + sql.SQL(tail), binary=True)
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+        raise _refused(error, len(before.as_string(connection)), text) from None
+    except UnicodeError:
+        raise _refusal(0, "it has characters that the database's encoding lacks") from None
+    connection.execute("DEALLOCATE penstock_condition")
 
 
 def _refusal(start: int, reason: str, remedy: str = "") -> SetupError:
@@ -130,29 +180,3 @@ def _refused(error: psycopg.Error, before: int, text: str) -> SetupError:
     remedy = _REMEDIES.get(error.sqlstate or "") or found.message_hint or ""
     reason = found.message_primary or type(error).__name__
     return _refusal(min(max(at, 0), len(text)), reason, remedy)
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    if len(text) > MAX_CHARACTERS:
-        reason = f"it has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed"
-        raise _refusal(MAX_CHARACTERS, reason)
-    if strange := _STRANGE.search(text):
-        raise _refusal(strange.start(), f"the character U+{ord(strange[0]):04X} is not allowed")
-    last, end = "", 0
-    for match in _TOKEN.finditer(text):
-        kind, found, start = str(match.lastgroup), match[0], match.start()
-        if kind == "comment":
-            raise _refusal(start, "comments are not allowed")
-        if kind == "open":
-            raise _refusal(start, "a quote that is opened here is not closed")
-        if found in (";", "$"):
-            raise _refusal(start, f"{found!r} is not allowed: one condition alone")
-        if kind in ("string", "quoted") and end == start and last in ("e", "&"):
-            raise _refusal(start - 1, "strings with a prefix are not allowed; write '…'")
-        if kind == "word":
-            found = fold(found)
-        elif kind == "quoted":
-            found = found[1:-1].replace('""', '"')
-        last, end = found, match.end()
-        if kind != "space":
-            yield _Token(kind, found, start)

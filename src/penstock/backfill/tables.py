@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 import psycopg
 from psycopg import sql
 
-from penstock.backfill import condition
 from penstock.backfill.ranges import trusted
 from penstock.config.sinks import SinkSettings
 from penstock.config.sources import PostgresSource
@@ -163,6 +162,8 @@ def _read(
     conditions: list[sql.Composable] = []
     warnings: list[str] = []
     if selection.where is not None:
+        from penstock.backfill import condition  # noqa: PLC0415 - sqlglot takes a while to import
+
         with _refusals(relation, f"--where: Postgres refuses it for {relation}"):
             condition.check(catalog.connection, name, selection.where)
         conditions.append(sql.SQL("({})").format(trusted(selection.where)))
@@ -246,7 +247,9 @@ def _estimate(
 
 
 @contextlib.contextmanager
-def _refusals(relation: Relation, what: str, kind: type[SetupError] = SetupError) -> Iterator[None]:
+def _refusals(
+    relation: TableInfo, what: str, kind: type[SetupError] = SetupError
+) -> Iterator[None]:
     """Raise what Postgres refuses as `kind`, and a lock of the table as a transient error."""
     try:
         yield

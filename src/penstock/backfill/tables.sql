@@ -53,3 +53,7 @@ ORDER BY 1
 -- name: condition
 -- Parsed and looked up, not planned.
 PREPARE penstock_condition AS SELECT FROM {table} WHERE ({condition})
+
+-- name: bare_condition
+-- The same without the parentheses that a text may close.
+PREPARE penstock_condition AS SELECT FROM {table} WHERE {condition}
