@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import random
 import time
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from penstock.core.backoff import wait_after
+
 LEAST: Final = 1.0
 MOST: Final = 600.0
+_FIRST: Final = 1.2
+_JITTER: Final = 1 / 3
 
 
 def delay(attempt: int, retry_after: float | None = None) -> float:
     """Return the seconds to wait after attempt number `attempt`, from 1.
 
-    Twice as long each time, from 1 s to 10 min, and up to a fifth less or more; the endpoint's own
-    Retry-After replaces it, within the same bounds.
+    Twice as long each time, 1 s, 2 s, 4 s and so on, up to a fifth less or more, and at most 10 min. The
+    endpoint's own Retry-After replaces it, within the same bounds.
     """
-    if retry_after is not None:
-        return min(max(retry_after, LEAST), MOST)
-    jitter = random.uniform(0.8, 1.2)  # noqa: S311 - no secret
-    return min(max(LEAST * 2.0 ** min(attempt - 1, 30) * jitter, LEAST), MOST)
+    if retry_after is None:
+        retry_after = wait_after(attempt, _FIRST, MOST, _JITTER)
+    return min(max(retry_after, LEAST), MOST)
 
 
 def seconds_of(retry_after: str | None, now: float | None = None) -> float | None:
