@@ -265,7 +265,7 @@ def test_a_writer_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
             now += seconds
             return now >= 5
 
-    monkeypatch.setattr(shop_module, "psycopg", MagicMock())
+    monkeypatch.setattr(shop_module, "connect", MagicMock())
     monkeypatch.setattr(shop_module, "time", SimpleNamespace(perf_counter=lambda: now))
     made: list[Change] = []
     writer = Writer("", lambda changes, _: made.extend(changes), Shop(1, 1, 1, seed=1), 300)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.types.json import Jsonb
 
+from penstock.core.connect import Connection, connect
 from penstock.demo.background import Background
 from penstock.demo.ledger import DELETED, Change
 
@@ -49,7 +50,7 @@ DELETE_CUSTOMER = "DELETE FROM customers WHERE id = %s"
 
 def create_tables(url: str) -> None:
     """Make the shop's tables."""
-    with psycopg.connect(url) as connection:
+    with connect(url) as connection:
         connection.execute(files(__package__).joinpath("shop.sql").read_bytes())
 
 
@@ -212,12 +213,12 @@ class Writer(Background):
     def run(self) -> None:
         """Write until `stop`, or an error."""
         try:
-            with psycopg.connect(self._url, autocommit=True) as connection:
+            with connect(self._url) as connection:
                 self._write(connection)
         except (psycopg.Error, OSError) as error:
             self.error = error
 
-    def _write(self, connection: psycopg.Connection[Any]) -> None:
+    def _write(self, connection: Connection) -> None:
         due = time.perf_counter()
         while not self._stopping.wait(max(0.0, due - time.perf_counter())):
             transaction = self._shop.next()
@@ -238,7 +239,7 @@ class Writer(Background):
 def write_first(url: str, committed: Committed) -> None:
     """Commit one row of a key that no writer uses: what shows that the whole way is open."""
     key = 0
-    with psycopg.connect(url) as connection:
+    with connect(url) as connection:
         connection.execute(INSERT_CUSTOMER, (key, "Zero", "zero@shop.test"))
     committed([Change("customers", key, "insert", 1)], time.perf_counter())
 

@@ -24,6 +24,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError, ServerError
 from psycopg import sql
 
+from penstock.core.connect import connect
+
 T = TypeVar("T")
 _TIMEOUT = 30.0  # of one request, on a machine that is busy
 _CALL_TIMEOUT = 60.0
@@ -41,7 +43,9 @@ class Database:
 
     def connect(self, *, autocommit: bool = False, **options: Any) -> psycopg.Connection[Any]:
         """Return a new connection; the caller closes it."""
-        return psycopg.connect(self.url, autocommit=autocommit, **options)
+        connection = connect(self.url, **options)
+        connection.autocommit = autocommit
+        return connection
 
     def execute(
         self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None
@@ -66,7 +70,7 @@ class Database:
     def drop(self, admin_url: str) -> None:
         """Drop the database with everything that hangs on it: sessions and replication slots."""
         self.close()
-        with psycopg.connect(admin_url, autocommit=True) as admin:
+        with connect(admin_url) as admin:
             slots = "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s"
             for slot, pid in admin.execute(slots, [self.name]).fetchall():
                 if pid is not None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Literal, Self
 
-import psycopg
 from psycopg import sql
 
+from penstock.core.connect import connect
 from penstock.core.errors import EmbeddedError, PortTakenError
 from penstock.embedded.account import (
     Account,
@@ -130,7 +130,7 @@ class EmbeddedPostgres:
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
+        with connect(self.url) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.database_url(name)
 
