@@ -11,8 +11,21 @@
       BastionError          a bastion, or a server behind it, cannot be reached
       TargetError           a target cannot be reached: a NATS cluster or an HTTP endpoint
       StoreError            the store cannot do its work
+      StateMoved            the desired state is another than a change was made for (`desired.state`)
+      PlanFileError         a saved plan can't be used (`desired.plan`)
       SyncError             an API cannot be read (`syncs.errors`)
       ConsumerError         a consumer cannot serve a request (`streams.consumers.types`)
+        UnknownConsumer     there is none of that name
+        UnknownStream       there is no stream of that name
+        UnknownDeadLetter   the consumer has no dead letter of that number
+        NameTaken           another consumer or a stream has the name
+        WrongSetting        a setting does not go with the stream
+        Refused             the request makes no sense for this consumer
+        TooManyWaiting      as many receives wait as are allowed
+        StoreUnavailable    the store did not answer
+      TrialError            a trial can't be made (`trial.apart`)
+      UnsupportedError      a sink in memory has what only Spark evaluates (`testing.sink`)
+      DemoError             the demo cannot go on (`demo.errors`)
       EmbeddedError         an embedded server cannot start
         PortTakenError      its one port is in use
       ListenError           the address can't be listened on

@@ -22,6 +22,7 @@ from penstock.demo.background import Background
 from penstock.demo.config import CONFIG, PipelineCommand, penstock_command, sync_of
 from penstock.demo.consumer import Consumer
 from penstock.demo.customers import FIRST, CustomerWriter
+from penstock.demo.errors import DemoError
 from penstock.demo.fake_stripe import COLLECTION, FakeStripe, FakeStripeServer
 from penstock.demo.ledger import Change, Ledger, Result
 from penstock.demo.shop import TABLES, Writer, create_tables, open_shop, write_first
@@ -45,10 +46,6 @@ JETSTREAM = "JetStream"
 WORKERS = f"{COUNT} workers"
 API_EVENTS = "API events"
 API_RECORDS = "API records"
-
-
-class DemoError(Exception):
-    """The demo cannot go on: what happened, and the last log lines of the failing part."""
 
 
 def run(
