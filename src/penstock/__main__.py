@@ -15,7 +15,7 @@ def main() -> None:
     """
     codes: list[int] = []
     atexit.register(_leave, codes)  # before all others, which are called the other way round
-    from penstock.cli.main import app  # noqa: PLC0415
+    from penstock.cli.main import app  # noqa: PLC0415 - it takes a while
 
     try:
         app()

@@ -22,7 +22,7 @@ class Session:
         self._meeting = threading.Barrier(2)
 
     @property
-    def dataSource(self) -> Self:  # noqa: N802
+    def dataSource(self) -> Self:
         return self
 
     readStream = dataSource  # noqa: N815

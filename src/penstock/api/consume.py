@@ -72,7 +72,7 @@ class Receives:
         this returns at once.
         """
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101
+        assert task is not None  # noqa: S101 - an event loop runs this
         left = False
 
         def hang_up() -> None:
@@ -155,7 +155,7 @@ _FORMS: Final = (
         path="/v1/consumers/{consumer}",
         parameter="consumer",
         receive=("receive", ["GET", "POST"]),
-        token="ack_token",  # noqa: S106
+        token="ack_token",  # noqa: S106 - a member's name
         tokens="ack_tokens",
         written=_messages,
         model=ReceivedMessages,
@@ -165,7 +165,7 @@ _FORMS: Final = (
         path="/v1/streams/{stream}",
         parameter="stream",
         receive=("receive", ["GET", "POST"]),
-        token="ack_id",  # noqa: S106
+        token="ack_id",  # noqa: S106 - a member's name
         tokens="ack_ids",
         written=_identified,
         model=ReceivedIds,

@@ -70,7 +70,7 @@ class Protocol(HttpToolsProtocol):
 
     # What the transport calls.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's type is wider
         """Begin a connection, in another's place if there are too many."""
         super().connection_made(transport)
         self._due = time.monotonic() + self.head_s

@@ -26,7 +26,7 @@ class BytesRoute(APIRoute):
     Dependencies and models in its declaration only document it.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]  # FastAPI's is a coroutine function
         """Return the endpoint itself."""
         endpoint: Callable[[Request], Awaitable[Response]] = self.endpoint
         return endpoint

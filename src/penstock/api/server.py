@@ -33,7 +33,7 @@ class Connection(Protocol):
 
     server_state: Connections
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's type is wider
         """Begin; end at once where the server has asked the others to end before this one was made."""
         super().connection_made(transport)
         if self.server_state.is_ending:

@@ -25,7 +25,7 @@ class _Side:
         self.other: _Side | None = None
         self.ended = False
 
-    def data_received(self, data: bytes, datatype: int | None = None) -> None:  # noqa: ARG002
+    def data_received(self, data: bytes, datatype: int | None = None) -> None:  # noqa: ARG002 - asyncssh's
         """Hand data on."""
         if self.other is not None and self.other.output is not None:
             with contextlib.suppress(OSError):  # it ends, which `connection_lost` reports
@@ -50,7 +50,7 @@ class _Side:
         if self.other is not None and self.other.output is not None:
             self.other.output.resume_reading()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the other end shows it
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the other end shows it - asyncssh's
         """Close the other end."""
         self.output = None
         other, self.other = self.other, None

@@ -84,8 +84,8 @@ class Client(asyncssh.SSHClient):
     def validate_host_public_key(
         self,
         host: str,  # noqa: ARG002 - asyncssh's, as the next two
-        addr: str,  # noqa: ARG002
-        port: int,  # noqa: ARG002
+        addr: str,  # noqa: ARG002 - as above
+        port: int,  # noqa: ARG002 - as above
         key: asyncssh.SSHKey,
     ) -> bool:
         """Return whether the key is the pinned one."""

@@ -210,7 +210,7 @@ class Service:
     def _spark(self) -> SparkSession | None:
         """Return the session, or None where it can't start or the end was requested meanwhile."""
         # When the JVM dies, a thread of pyspark's would print a trace without a cause.
-        socketserver.BaseServer.handle_error = _print_nothing  # type: ignore[assignment, method-assign]
+        socketserver.BaseServer.handle_error = _print_nothing  # type: ignore[assignment, method-assign]  # for the process
         try:
             spark = session.create(
                 local_master(self._config.spark.master), self._config.spark.conf, step=step

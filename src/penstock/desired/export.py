@@ -88,7 +88,7 @@ _Base: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's, where PyYAML has it: thousands of entities take it a quarter of the time."""
 
 
-class _Dumper(_Base):  # type: ignore[misc,valid-type]
+class _Dumper(_Base):  # type: ignore[misc,valid-type]  # one of two, as installed
     """Writes texts of several lines as blocks, and repeats what is alike: no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - as in the base

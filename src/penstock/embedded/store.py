@@ -316,5 +316,5 @@ def _command(pid: int) -> str:
             return "" if state.startswith("Z") else name
         return ""
     ps = ["ps", "-o", "comm=", "-p", str(pid)]
-    ran = subprocess.run(ps, capture_output=True, text=True, check=False)  # noqa: S603
+    ran = subprocess.run(ps, capture_output=True, text=True, check=False)  # noqa: S603 - ps, and a number
     return Path(ran.stdout.strip()).name

@@ -248,7 +248,7 @@ class CaptureLoop:
                     self._relation = relation
                     return False
             else:
-                assert isinstance(data, Keepalive)  # noqa: S101
+                assert isinstance(data, Keepalive)  # noqa: S101 - there is nothing else
                 self._progress.received(data.wal_end)
                 if data.reply_requested:
                     stream.confirm(self._progress.flush_lsn)

@@ -50,4 +50,4 @@ def changed_row(table: Table, event: Insert | Update | Delete) -> ChangedRow:
 
 
 def _key_texts(table: Table, row: Row) -> tuple[str, ...]:
-    return tuple((row[i] or b"").decode(errors="replace") for i in table.groups.key)  # type: ignore[union-attr]
+    return tuple((row[i] or b"").decode(errors="replace") for i in table.groups.key)  # type: ignore[union-attr]  # a key's value is bytes

@@ -209,7 +209,7 @@ class ChunkBuilder:
             self.start, end, self.rows, self.bytes, rows if self.rows else (),
             frozenset(self._links), barrier,
         )  # fmt: skip
-        self.__init__(end, self._count)  # type: ignore[misc]
+        self.__init__(end, self._count)  # type: ignore[misc]  # a builder has no subclass
         return chunk
 
 

@@ -88,7 +88,7 @@ def _explained(url: str) -> Iterator[None]:
 
 def _tunnel(bastion: Bastion) -> Tunnel:
     # asyncssh is a third of what the process of a capture imports, and few sources need it.
-    from penstock.bastion.tunnel import tunnel_to  # noqa: PLC0415
+    from penstock.bastion.tunnel import tunnel_to  # noqa: PLC0415 - see above
 
     return tunnel_to(bastion)
 

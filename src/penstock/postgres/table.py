@@ -192,7 +192,7 @@ class Table:
         row = event.new
         try:
             values: list[bytes] = [
-                b"null" if v is None else v if c is None else c(v)  # type: ignore[arg-type,misc]
+                b"null" if v is None else v if c is None else c(v)  # type: ignore[arg-type,misc]  # UNCHANGED raises
                 for v, c in zip(row, self.converters, strict=True)
             ]
             record = self._template % tuple(values)
@@ -297,12 +297,12 @@ class Table:
         convert = self.converters[position]
         if value is None or value is UNCHANGED:
             return b"null"
-        return value if convert is None else convert(value)  # type: ignore[arg-type,return-value]
+        return value if convert is None else convert(value)  # type: ignore[arg-type,return-value]  # see above
 
     def _values(self, row: Row) -> list[bytes]:
         """Return each value's JSON; `null` for an UNCHANGED one, which `_object` leaves out."""
         return [
-            b"null" if v is None or v is UNCHANGED else v if c is None else c(v)  # type: ignore[arg-type,misc]
+            b"null" if v is None or v is UNCHANGED else v if c is None else c(v)  # type: ignore[arg-type,misc]  # mypy sees no `is`
             for v, c in zip(row, self.converters, strict=True)
         ]
 

@@ -74,7 +74,7 @@ class Pusher:
             if number not in self._webhooks and isinstance(info.settings, WebhookSettings):
                 running = _Running(self._consumers, info.name, info.settings)
                 self._webhooks[number] = running
-                running.task.add_done_callback(lambda _, number=number: self._ended(number))  # type: ignore[misc]
+                running.task.add_done_callback(lambda _, number=number: self._ended(number))  # type: ignore[misc]  # mypy infers no lambda with a default
 
     def _ended(self, number: int) -> None:
         del self._webhooks[number]

@@ -230,7 +230,7 @@ class Webhook:
         # Any of those that failed least often: else a few messages that the endpoint cannot take,
         # and which come back again and again, would make it look dead to all the others.
         self._probes += 1
-        chunk = min(chunks, key=lambda chunk: (_attempt(chunk), random.random()))  # noqa: S311
+        chunk = min(chunks, key=lambda chunk: (_attempt(chunk), random.random()))  # noqa: S311 - no secret
         self._give_back(other for other in chunks if other is not chunk)
         self._workers.add(worker := asyncio.create_task(self._work(chunk)))
         await asyncio.wait([worker])

@@ -17,18 +17,18 @@ import pyspark.daemon
 def _print(*values: Any, **options: Any) -> None:
     # Spark drops workers that were idle for a minute; that such a worker can't answer is no error.
     if not str(values[0]).startswith("PySpark daemon failed to flush"):
-        print(*values, **options)  # noqa: T201
+        print(*values, **options)  # noqa: T201 - pyspark's own
 
 
 if __name__ == "__main__":
-    pyspark.daemon.print = _print  # type: ignore[attr-defined]
+    pyspark.daemon.print = _print  # type: ignore[attr-defined]  # it has none of its own
     if sys.argv[1:] == ["pyspark.worker"]:
         import dateutil.relativedelta  # type: ignore[import-untyped]  # pyarrow looks for it  # noqa: F401
-        import pyarrow.flight  # noqa: F401
+        import pyarrow.flight  # noqa: F401 - loaded before the forks
         import pyspark.worker
 
         import penstock.spark.source
-        import penstock.spark.writer  # noqa: F401
+        import penstock.spark.writer  # noqa: F401 - as above
     # A worker collects garbage after every task: all that is imported would be walked each time.
     gc.collect()
     gc.freeze()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 
-class BatchServer(flight.FlightServerBase):  # type: ignore[misc]
+class BatchServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Serves batches by number for as long as it holds them."""
 
     def __init__(self, host: str) -> None:

@@ -56,7 +56,7 @@ def _ends(connection: socket.socket, *pids: int) -> "select.poll | None":
 
 def _ask(connection: socket.socket, address: str, arguments: list[str]) -> int | None:
     """Return the process id of what the server runs, None where there is no server."""
-    request = marshal.dumps((arguments[1:], os.getcwd(), dict(os.environb)))  # noqa: PTH109
+    request = marshal.dumps((arguments[1:], os.getcwd(), dict(os.environb)))  # noqa: PTH109 - without pathlib it starts sooner
     try:
         connection.connect(address)
         socket.send_fds(connection, [struct.pack("=I", len(request))], [0, 1, 2])

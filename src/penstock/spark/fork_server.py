@@ -297,7 +297,7 @@ def _become_server(listener: socket.socket, folder: Path, lives: int) -> NoRetur
         traceback.print_exc()
     finally:
         # As multiprocessing ends its forks: Python's own end would go through the command's code.
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # not in the types
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

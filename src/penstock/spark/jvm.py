@@ -159,7 +159,7 @@ class Jvm:
                 raise SparkError(failure.code, failure.cause, remedy=failure.remedy)
             time.sleep(_POLL_SECONDS)
         with variables(PYSPARK_GATEWAY_PORT=str(found[0]), PYSPARK_GATEWAY_SECRET=found[1]):
-            gateway = launch_gateway()  # type: ignore[no-untyped-call]
+            gateway = launch_gateway()  # type: ignore[no-untyped-call]  # pyspark's has no types
         gateway.proc = self.process
         self._connected = True
         if self._suspect is not None:

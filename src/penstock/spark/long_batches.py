@@ -102,7 +102,7 @@ class LongBatches:
             self._handed_on = True
             self._reports.request({"altered": found[1], "after": [*found[0]]})
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - pyspark's
         """Return the lanes of a batch."""
         batch = int(end.get("batch", 0))
         self._loop.open(batch)

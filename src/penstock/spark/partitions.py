@@ -93,7 +93,7 @@ class PartitionReader:
             return self._values(partition) if self.blocks else _messages(partition)
         if isinstance(partition, Inline):
             return map(to_messages, pa.ipc.open_stream(partition.data))
-        assert isinstance(partition, Remote)  # noqa: S101
+        assert isinstance(partition, Remote)  # noqa: S101 - there is no other
         return map(to_messages, fetch(partition.location, partition.ticket))
 
     def _values(self, lane: Lane) -> Iterator[pa.RecordBatch]:

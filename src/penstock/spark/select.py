@@ -76,7 +76,7 @@ class Select:
                     self._renamed.setdefault(of.column, []).append(item.name)
                     if not self._pieces or not isinstance(self._pieces[-1], _Run):
                         self._pieces.append(_Run())
-                    self._pieces[-1].add(label, place)  # type: ignore[union-attr]
+                    self._pieces[-1].add(label, place)  # type: ignore[union-attr]  # the last one is a `_Run`
                     continue
             self._pieces.append(_Single(label, item, place))
         self._roots = {root: Members(tuple(names)) for root, names in columns.items()}

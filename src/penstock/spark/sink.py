@@ -76,7 +76,7 @@ class JetStream(DataSource):
         """Return the format's name."""
         return "jetstream"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002 - pyspark's
         """Return the writer; raises `ValueError` for wrong options or missing columns."""
         missing = [name for name in _REQUIRED if name not in schema.fieldNames()]
         if missing:
@@ -111,7 +111,7 @@ class JetStreamWriter(DataSourceStreamArrowWriter):
             published.dead.extend(sink.write(wire).dead)
         return published
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - pyspark's
         """Make the batch's dead letters durable; runs beside the driver."""
         letters = [
             asdict(letter)
@@ -122,7 +122,7 @@ class JetStreamWriter(DataSourceStreamArrowWriter):
         if letters:
             DeadLetters(self._options.deadletters).append(self._options.name, letters)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: what was published stays, and the batch's next run repeats it harmlessly."""
 
 

@@ -71,7 +71,7 @@ class PostgresChanges(DataSource):
             return BLOCK_DDL
         return f"fields array<{fields.ddl(options.fields)}>, {BLOCK_DDL}"
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - pyspark's
         """Return the reader; its `read` runs in the executors."""
         return PostgresChangesReader(SourceOptions.parse(self.options))
 
@@ -92,25 +92,25 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     @cached_property
     def _process(self) -> CaptureProcess:
         # Where Spark plans the read it is not needed, and takes half a second to import.
-        from penstock.spark.capture_process import CaptureProcess  # noqa: PLC0415
+        from penstock.spark.capture_process import CaptureProcess  # noqa: PLC0415 - see above
 
         return CaptureProcess(self._options)
 
-    def initialOffset(self) -> Offset:  # noqa: N802
+    def initialOffset(self) -> Offset:
         """Return where the slot stands; makes publication and slot if they are missing."""
         return self._process.initial_offset()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """Return the option `maxRowsPerBatch` as Spark's limit."""
         return ReadMaxRows(self._options.maxrowsperbatch)
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the end of the next batch, waiting up to a second for there to be one."""
         most = self._options.maxrowsperbatch
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else most
         return self._process.latest_offset(start, rows)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """Note that the query ends when all that is committed when it starts is delivered."""
         self._process.end_when_read()
 

@@ -95,7 +95,7 @@ def work(partition: SyncLane) -> Iterator[pa.RecordBatch]:
 def _take(lane: Lane, kind: bytes, data: bytes) -> None:
     if kind == CLIENT:
         # The other end has proved that it has the query's key.
-        lane.define(*pickle.loads(data))  # noqa: S301
+        lane.define(*pickle.loads(data))  # noqa: S301 - see above
     elif kind == JOB:
         client, job = msgspec.msgpack.decode(data, type=tuple[int, bytes])
         lane.give(client, decode_job(job))

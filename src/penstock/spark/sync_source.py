@@ -73,7 +73,7 @@ class SyncSource(DataSource):
         """Return the columns as DDL."""
         return DDL
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - pyspark's
         """Return the reader; its `read` runs in the executors."""
         return SyncReader(dict(self.options))
 
@@ -91,19 +91,19 @@ class SyncReader(DataSourceStreamReader):
     def _process(self) -> SyncProcess:
         return SyncProcess(self._options)
 
-    def initialOffset(self) -> Offset:  # noqa: N802
+    def initialOffset(self) -> Offset:
         """Return the number of no batch."""
         return {"batch": 0}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """Return no limit: a batch is as long as it lasts."""
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: ARG002, N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: ARG002 - pyspark's
         """Return the end of the next batch, `start` where the run drains."""
         return self._process.latest_offset(start)
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - pyspark's
         """Return the lanes of a batch."""
         return self._process.partitions(end)
 
@@ -164,7 +164,7 @@ class SyncProcess:
             self._loop.drain()
         elif command.get("command") == "configure":
             # The run has proved that it has the monitor's key.
-            setup = pickle.loads(base64.b64decode(command["setup"]))  # noqa: S301
+            setup = pickle.loads(base64.b64decode(command["setup"]))  # noqa: S301 - see above
             self._spread(command["lanes"])
             try:
                 self._loop.configure(setup)

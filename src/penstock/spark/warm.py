@@ -36,7 +36,7 @@ class WarmUp(DataSource):
         """Return the columns as DDL."""
         return _DDL
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - pyspark's
         """Return the reader."""
         return WarmUpReader()
 
@@ -44,15 +44,15 @@ class WarmUp(DataSource):
 class WarmUpReader(DataSourceStreamReader):
     """Plans one batch."""
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:
         """Return where it starts."""
         return {"at": 0}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """Return a limit, as the pipeline's source does."""
         return ReadMaxRows(1)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002 - pyspark's
         """Return where it ends."""
         return {"at": 1}
 
@@ -60,7 +60,7 @@ class WarmUpReader(DataSourceStreamReader):
         """Return the batch's task."""
         return [] if start == end else [InputPartition(0)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - pyspark's
         """Yield the row."""
         yield pa.RecordBatch.from_pylist([{"id": 1}], schema=_SCHEMA)
 
@@ -87,7 +87,7 @@ def warm(spark: SparkSession) -> None:
         try:
             waited = 0.0
             while query.lastProgress is None and waited < _SECONDS:
-                if query.awaitTermination(0.2):  # type: ignore[arg-type]
+                if query.awaitTermination(0.2):  # type: ignore[arg-type]  # it takes fractions, too
                     break
                 waited += 0.2
         finally:

@@ -49,15 +49,16 @@ class SecretKey:
 
     def seal(self, data: bytes, about: str) -> bytes:
         """Return `data` encrypted; it opens only with the same `about`."""
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - 50 ms
+        # It takes 20 ms to import, and few runs have such tokens.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - see above
 
         nonce = secrets.token_bytes(_NONCE)
         return nonce + AESGCM(self._keys[self.key_id]).encrypt(nonce, data, about.encode())
 
     def open(self, key_id: str, sealed: bytes, about: str) -> bytes:
         """Return what was sealed; raises `SyncError` where this is another key."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - as in `seal`
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - as in `seal`
 
         try:
             key = self._keys[key_id]

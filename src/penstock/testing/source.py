@@ -274,7 +274,7 @@ class InMemoryTable:
             raise KeyError(f"{self.name} has no row with {', '.join(names)} = {shown}") from None
 
     def _key_of(self, row: Row) -> _Key:
-        return tuple(row[at] for at in self._key)  # type: ignore[misc]
+        return tuple(row[at] for at in self._key)  # type: ignore[misc]  # a key has no null
 
     def _key_row(self, row: Row) -> Row:
         return [value if at in self._key else None for at, value in enumerate(row)]

@@ -216,4 +216,4 @@ def _rows(data: bytes) -> Iterator[StreamRow]:
 def _row(values: Sequence[bytes | None]) -> StreamRow:
     numbers = [None if v is None else int.from_bytes(v, "big", signed=True) for v in values[:4]]
     texts = [None if v is None else v.decode() for v in values[4:8]]
-    return StreamRow(*numbers, *texts, values[8] or b"")  # type: ignore[arg-type,call-arg]
+    return StreamRow(*numbers, *texts, values[8] or b"")  # type: ignore[arg-type,call-arg]  # as many as the fields

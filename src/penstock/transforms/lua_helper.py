@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from lupa import lua54  # type: ignore[import-untyped]
+from lupa import lua54  # type: ignore[import-untyped]  # it has no types
 
 from penstock.transforms.json_values import UNREADABLE, Values, as_float, unreadable
 

@@ -64,7 +64,7 @@ class PythonProcess:
         if not self._finish.alive:
             self._start()
         try:
-            return self._ask(batch, self._limits[0])  # type: ignore[no-any-return]
+            return self._ask(batch, self._limits[0])  # type: ignore[no-any-return]  # it came by a pipe
         except _EndedError as error:
             reason = f"{self._spec} {error}"
             failed = [Failed(row, CODE, reason) for row in range(batch.num_rows)]
@@ -136,7 +136,7 @@ def main() -> None:
     message_seconds, load_seconds = map(float, sys.argv[3:5])
     transform, limit = None, load_seconds
     answer: Transformed | str | None
-    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.suppress(*_BROKEN):  # noqa: PTH123
+    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.suppress(*_BROKEN):  # noqa: PTH123 - no path
         while True:
             question = pipe.recv()
             # It ends by itself: the process that would kill it may have been killed.

@@ -31,8 +31,9 @@ class Column:
 
 
 class Listing:
-    """A page of `rows` as the URL asks for it: `q` searches, `sort` sorts (`-name` downward), `cursor`
-    is the key of the last row before.
+    """A page of `rows` as the URL asks for it.
+
+    `q` searches, `sort` sorts (`-name` downward), `cursor` is the key of the last row before.
 
     Args:
         visit: Whose URL it is.
@@ -41,7 +42,7 @@ class Listing:
         search: The keys that `q` is looked for in.
         sort: How they are sorted where the URL does not say.
         size: How many stand on a page.
-    """  # noqa: D205
+    """
 
     def __init__(
         self,

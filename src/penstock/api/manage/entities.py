@@ -195,7 +195,7 @@ def _page_of(kind: str, model: type[BaseModel]) -> type[BaseModel]:
     return type(
         f"_{kind.capitalize()}Page",
         (Page,),
-        {"__annotations__": {"data": list[model]}, "__doc__": "Entities by name.",  # type: ignore[valid-type]
+        {"__annotations__": {"data": list[model]}, "__doc__": "Entities by name.",  # type: ignore[valid-type]  # a model that is known here alone
          "__module__": __name__},
     )  # fmt: skip
 

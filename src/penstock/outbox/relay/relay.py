@@ -230,7 +230,7 @@ class Relay:
 
     def _refresh(self, connection: psycopg.Connection[Any]) -> None:
         assert self._planner is not None  # noqa: S101 - `prepare` comes first
-        assert self._spark is not None  # noqa: S101
+        assert self._spark is not None  # noqa: S101 - as above
         slots = [row[0] for row in connection.execute(_SQL["idle_slots"])]
         found = find(connection)
         self._drop_slots(connection, slots, found)
@@ -257,7 +257,7 @@ class Relay:
 
         A relay of inboxes alone may lack the right; then the slots stay.
         """
-        assert self._planner is not None  # noqa: S101
+        assert self._planner is not None  # noqa: S101 - as above
         in_use = {slot_of(p.relay_group, self._planner.database) for p in pipelines}
         for slot in set(idle) - in_use:
             refused = psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege

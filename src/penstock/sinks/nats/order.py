@@ -49,7 +49,7 @@ def waits_of(keys: Iterable[tuple[Any, ...]]) -> tuple[list[int], dict[int, list
             if group is not None:
                 newest[group] = row
         for earlier in before:
-            followers.setdefault(earlier, []).append(row)  # type: ignore[arg-type]
+            followers.setdefault(earlier, []).append(row)  # type: ignore[arg-type]  # None is discarded
         waits.append(len(before))
     return waits, followers
 

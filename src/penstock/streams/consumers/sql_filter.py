@@ -60,9 +60,8 @@ def planned(text: str, columns: Columns | None, source: str, version: int) -> Tr
 
 def translated(text: str, columns: Columns, version: int) -> Translated:
     """Return a condition in SQL as `planned` does; raises `ExpressionError`."""
-    # The parser takes a while to import.
-    from penstock.expressions.parse import parse_condition  # noqa: PLC0415
-    from penstock.expressions.postgres.translate import translate  # noqa: PLC0415
+    from penstock.expressions.parse import parse_condition  # noqa: PLC0415 - takes a while
+    from penstock.expressions.postgres.translate import translate  # noqa: PLC0415 - as above
 
     casing = "pg_c_utf8" if version // 10_000 >= _UNICODE else "default"
     return translate(parse_condition(text), columns, casing=casing)

@@ -31,19 +31,19 @@ class UnknownConsumer(ConsumerError, code="no_consumer"):  # noqa: N818 - it rea
     """There is no consumer of that name."""
 
 
-class UnknownStream(ConsumerError, code="no_stream"):  # noqa: N818
+class UnknownStream(ConsumerError, code="no_stream"):  # noqa: N818 - as above
     """There is no stream of that name."""
 
 
-class UnknownDeadLetter(ConsumerError, code="no_dead_letter"):  # noqa: N818
+class UnknownDeadLetter(ConsumerError, code="no_dead_letter"):  # noqa: N818 - as above
     """The consumer has no dead letter of that number."""
 
 
-class NameTaken(ConsumerError, code="name_taken"):  # noqa: N818
+class NameTaken(ConsumerError, code="name_taken"):  # noqa: N818 - as above
     """Another consumer or a stream has that name."""
 
 
-class WrongSetting(ConsumerError, code="wrong_setting"):  # noqa: N818
+class WrongSetting(ConsumerError, code="wrong_setting"):  # noqa: N818 - as above
     """A setting does not go with the stream; `field` is its name."""
 
     def __init__(self, message: str, field: str = "") -> None:
@@ -54,15 +54,15 @@ class WrongSetting(ConsumerError, code="wrong_setting"):  # noqa: N818
         return type(self), (self.message, self.field)
 
 
-class Refused(ConsumerError, code="refused"):  # noqa: N818
+class Refused(ConsumerError, code="refused"):  # noqa: N818 - as above
     """The request makes no sense for this consumer."""
 
 
-class TooManyWaiting(ConsumerError, code="too_many_waiting"):  # noqa: N818
+class TooManyWaiting(ConsumerError, code="too_many_waiting"):  # noqa: N818 - as above
     """As many receives wait as the consumer's `max_waiting` allows."""
 
 
-class StoreUnavailable(ConsumerError, code="store_unavailable"):  # noqa: N818
+class StoreUnavailable(ConsumerError, code="store_unavailable"):  # noqa: N818 - as above
     """The store did not answer. What the request would have done may have been done, or not."""
 
 

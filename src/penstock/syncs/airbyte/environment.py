@@ -92,7 +92,7 @@ def install() -> Path:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - commands of ours alone
     if done.returncode:
         text = " ".join((done.stderr or done.stdout).split())[-600:]
         raise SyncError(

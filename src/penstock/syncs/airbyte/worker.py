@@ -12,6 +12,7 @@ import importlib.util
 import io
 import json
 import os
+import pathlib
 import queue
 import socket
 import sys
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 else:  # nothing of Penstock's packages is on the path
     _beside = importlib.util.spec_from_file_location(
         "stream_reader",
-        os.path.join(os.path.dirname(__file__), "stream_reader.py"),  # noqa: PTH118, PTH120
+        pathlib.Path(__file__).with_name("stream_reader.py"),
     )
     _found = importlib.util.module_from_spec(_beside)
     _beside.loader.exec_module(_found)
@@ -93,12 +94,12 @@ def _wait(seconds: float) -> None:
         _sleep(seconds)
 
 
-time.sleep = _wait  # type: ignore[assignment]
+time.sleep = _wait  # type: ignore[assignment]  # for all of the process
 
 import orjson  # noqa: E402 - airbyte-cdk takes `time.sleep` at its import
-import requests  # noqa: E402
-import yaml  # noqa: E402
-from airbyte_cdk.models import (  # noqa: E402  # noqa: E402
+import requests  # noqa: E402 - as above
+import yaml  # noqa: E402 - as above
+from airbyte_cdk.models import (  # noqa: E402 - as above
     AirbyteStateBlob,
     AirbyteStateMessage,
     AirbyteStateType,
@@ -106,16 +107,16 @@ from airbyte_cdk.models import (  # noqa: E402  # noqa: E402
     Status,
     StreamDescriptor,
 )
-from airbyte_cdk.sources.declarative.concurrent_declarative_source import (  # noqa: E402
+from airbyte_cdk.sources.declarative.concurrent_declarative_source import (  # noqa: E402 - as above
     ConcurrentDeclarativeSource,
 )
-from airbyte_cdk.sources.declarative.parsers.model_to_component_factory import (  # noqa: E402
+from airbyte_cdk.sources.declarative.parsers.model_to_component_factory import (  # noqa: E402 - as above
     ModelToComponentFactory,
 )
-from airbyte_cdk.sources.streams.call_rate import LimiterSession  # noqa: E402
-from airbyte_cdk.sources.streams.http import HttpClient  # noqa: E402
-from jsonschema import validators  # noqa: E402
-from urllib3.response import HTTPResponse  # noqa: E402
+from airbyte_cdk.sources.streams.call_rate import LimiterSession  # noqa: E402 - as above
+from airbyte_cdk.sources.streams.http import HttpClient  # noqa: E402 - as above
+from jsonschema import validators  # noqa: E402 - as above
+from urllib3.response import HTTPResponse  # noqa: E402 - as above
 
 _DECODED: Final = ("content-encoding", "content-length", "transfer-encoding")
 
@@ -186,9 +187,9 @@ def _own_class(name: str) -> Any:
     return found
 
 
-requests.adapters.HTTPAdapter.send = _transmit  # type: ignore[method-assign,assignment]
-socket.socket.connect = _no_connection  # type: ignore[method-assign]
-socket.socket.connect_ex = _no_connection  # type: ignore[method-assign]
+requests.adapters.HTTPAdapter.send = _transmit  # type: ignore[method-assign,assignment]  # as above
+socket.socket.connect = _no_connection  # type: ignore[method-assign]  # as above
+socket.socket.connect_ex = _no_connection  # type: ignore[method-assign]  # as above
 HttpClient._request_session = _uncached
 ModelToComponentFactory._get_class_from_fully_qualified_class_name = staticmethod(_own_class)
 
@@ -212,7 +213,7 @@ def _source(order: dict[str, Any], state: list[Any] | None = None) -> Any:
         )
         code, file = order["components"]
         exec(compile(code, file, "exec"), _components.__dict__)  # noqa: S102 - the user's own
-    manifest = yaml.load(order["manifest"], getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    manifest = yaml.load(order["manifest"], getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
     config = order["config"]
     source = ConcurrentDeclarativeSource(
         config=config, catalog=None, state=state, source_config=manifest, migrate_manifest=True

@@ -146,12 +146,12 @@ class ListReader:
                 value = None if text is None else self._format.parse(text)
             except ValueError:
                 continue
-            if value is not None and (newest is None or value > newest[0]):  # type: ignore[operator]
+            if value is not None and (newest is None or value > newest[0]):  # type: ignore[operator]  # of one format
                 newest = value, text
         if newest is None or newest[1] is None:
             return None
         below = self._format.just_before(newest[1])
-        if at is not None and self._format.parse(below) <= self._format.parse(at):  # type: ignore[operator]
+        if at is not None and self._format.parse(below) <= self._format.parse(at):  # type: ignore[operator]  # of one format
             return None
         return below
 

@@ -93,7 +93,7 @@ class PythonConnector:
             tuple(values.values()),
         )
 
-    def collections(self, session: Session | None = None) -> Mapping[str, Collection]:  # noqa: ARG002
+    def collections(self, session: Session | None = None) -> Mapping[str, Collection]:  # noqa: ARG002 - of `Connector`
         """Return the collections that the settings name."""
         return {
             name: Collection(
@@ -203,7 +203,7 @@ class _Yielded:
         self._name: Final = name
         self._kind: Final = kind_
 
-    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[Answer]:  # noqa: ARG002
+    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[Answer]:  # noqa: ARG002 - of `RecordReader`
         for page in self._connector.yielded(self._name, since, self._kind, session):
             yield Answer(page, {})
         yield Answer([], None)

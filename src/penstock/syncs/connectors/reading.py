@@ -111,7 +111,7 @@ class Reading:
         assert self._format is not None  # noqa: S101 - it has read the value
         if self._newest is not None and self._newest_value is None:
             self._newest_value = self._format.parse(self._newest)
-        if self._newest_value is None or value > self._newest_value:  # type: ignore[operator]
+        if self._newest_value is None or value > self._newest_value:  # type: ignore[operator]  # of one format
             self._newest, self._newest_value = text, value
 
     def _refuse(
@@ -140,7 +140,7 @@ class Reading:
             return False
         if self._since is None or self._format is None or not values:
             return False
-        return min(values) < self._format.parse(self._since)  # type: ignore[operator]
+        return min(values) < self._format.parse(self._since)  # type: ignore[operator]  # of one format
 
     def _cursor(self, is_last: bool) -> Json | None:
         if self._kind is Kind.SWEEP or self._newest is None or self._until is None:

@@ -63,7 +63,7 @@ class RestConnector:
             tuple(_secrets(auth.model_dump()) if auth is not None else self._secrets),
         )
 
-    def collections(self, session: Session | None = None) -> Mapping[str, Collection]:  # noqa: ARG002
+    def collections(self, session: Session | None = None) -> Mapping[str, Collection]:  # noqa: ARG002 - of `Connector`
         """Return the collections; one named `*` stands for all others."""
         return {
             name: _described(name, settings)
@@ -80,7 +80,7 @@ class RestConnector:
         collection: Collection,
         cursor: Json | None,
         kind: Kind,
-        session: Session,  # noqa: ARG002
+        session: Session,  # noqa: ARG002 - of `Connector`
     ) -> Sequence[Slice]:
         """Return one slice: pages of a list depend on one another."""
         settings = self._of(collection.name)
@@ -130,7 +130,7 @@ class RestConnector:
         first = next(iter(collections.values()))
         next(iter(self.read(first, Slice(Kind.BACKFILL), session)), None)
 
-    def described(self, name: str, session: Session) -> Mapping[str, Any]:  # noqa: ARG002
+    def described(self, name: str, session: Session) -> Mapping[str, Any]:  # noqa: ARG002 - of `Connector`
         """Return what `{name}` stands for beside the properties, as the API names it."""
         return {}
 

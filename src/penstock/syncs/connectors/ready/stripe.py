@@ -111,7 +111,7 @@ class StripeConnector(RestConnector):
             unreadable: list[Unreadable] = []
             for each in answer.data:
                 found = _record(each, None)
-                (records if isinstance(found, Record) else unreadable).append(found)  # type: ignore[arg-type]
+                (records if isinstance(found, Record) else unreadable).append(found)  # type: ignore[arg-type]  # the list is the type's
             if slice_.kind is Kind.SWEEP and unreadable:
                 raise SyncError("bad_response", f"An object can't be read: {unreadable[0].reason}.")
             if not answer.has_more or not answer.data:
