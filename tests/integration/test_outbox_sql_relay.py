@@ -372,6 +372,22 @@ def test_sql_and_the_relay_accept_the_same_logins(tide: Database) -> None:
             assert by_sql == by_relay, config
 
 
+def test_sql_and_the_relay_have_one_sentence_for_a_login(tide: Database) -> None:
+    check, seen = "SELECT tide._check_config('out', %s)", set[str]()
+    for names in itertools.combinations(LOGINS, 2):
+        config = CONFIG | {name: LOGINS[name] for name in names}
+        try:
+            read(config, {})
+        except PipelineError as error:
+            problem = error.problems[0]
+        else:
+            continue
+        sentence = raises(tide, check, json.dumps(config)).message.removeprefix("config: ")
+        assert problem.startswith(sentence), config
+        seen.add(sentence)
+    assert {"tls_key is missing", "token, nkey_seed: use one way to log in, not 2"} <= seen
+
+
 @pytest.mark.parametrize("name", ["stream", "group_by", "tls_ca_cert", "format", "start"])
 def test_sql_and_the_relay_accept_the_same_texts(tide: Database, name: str) -> None:
     for text in TEXTS:
