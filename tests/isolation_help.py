@@ -34,7 +34,7 @@ from penstock.runtime.nats_consumers import ConsumerDrainers, consumer_routes_of
 from penstock.runtime.state import RunState
 from penstock.sinks.backlog.sink import SinkBacklog
 from penstock.sinks.nats.sink import NatsSink
-from penstock.spark.part_writer import Outcome
+from penstock.spark.part_writer import PartOutcome
 from penstock.spark.routes import Route
 from penstock.spark.sink_plan import SinkPlan
 from penstock.spark.store_writer import StoreTarget
@@ -74,7 +74,7 @@ def messages(first: int, end: int, size: int = 0) -> pa.RecordBatch:
     )
 
 
-def write_part(worker: Worker, rows: pa.RecordBatch, part: RoundPart) -> Outcome:
+def write_part(worker: Worker, rows: pa.RecordBatch, part: RoundPart) -> PartOutcome:
     """Have a worker write a part, as it does where Spark brings it."""
     values = unpack(iter([pack(rows, part)]))
     first = next(values)
@@ -229,13 +229,13 @@ class Source:
         if only is None:
             self.done(end)
 
-    def _write(self, worker: Worker, rows: pa.RecordBatch, part: RoundPart) -> Outcome:
+    def _write(self, worker: Worker, rows: pa.RecordBatch, part: RoundPart) -> PartOutcome:
         """Write a part as a lane does, behind the question from where it counts."""
         if worker.query != self._fan_out.query:
             worker.begin(self._fan_out.query)
         return write_part(worker, rows, part)
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: PartOutcome) -> None:
         """Report to the run as the capture does when a round is done, here part by part."""
         report = {
             "source": "shop", "query": self._fan_out.query, "part": outcome.part.to_json(),

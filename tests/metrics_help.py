@@ -20,12 +20,12 @@ from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerInfo
 from penstock.syncs.connectors.contract import Kind
 from penstock.syncs.entry import Entry
-from penstock.syncs.progress import Failed, Progress
+from penstock.syncs.progress import CollectionFailure, CollectionProgress
 from penstock.syncs.shown import shown
-from penstock.syncs.sync import Sync
+from penstock.syncs.sync import SyncSettings
 
 _NOW = datetime.now(UTC)
-_SYNC = Sync("1", "customers", "crm", "key", "1", ("crm:a",))
+_SYNC = SyncSettings("1", "customers", "crm", "key", "1", ("crm:a",))
 _LSN = 0x16B3748
 
 
@@ -111,9 +111,9 @@ def _run(*, fails: bool) -> RunState:
 
 def _syncs(*, fails: bool) -> SyncState:
     at = time.time() - (7_200 if fails else 1)
-    progress = Progress(sync="1", collection="crm:a", backfilled_at=at, polled_at=at)
+    progress = CollectionProgress(sync="1", collection="crm:a", backfilled_at=at, polled_at=at)
     if fails:
-        progress.failed[Kind.POLL] = Failed(
+        progress.failed[Kind.POLL] = CollectionFailure(
             "unauthorized", "Refused.", "Rotate it.", at, credential="1"
         )
     state = SyncState()

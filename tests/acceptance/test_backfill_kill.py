@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backfill.request import OPEN, Backfills, Request
+from penstock.backfill.request import OPEN, BackfillRequest, Backfills
 from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
@@ -74,7 +74,7 @@ def test_killed_paused_and_resumed(
         with writing(source.url, KINDS, pause=0.02):
             backfills.create(
                 [
-                    Request("shop", sink, "public", kind.name)
+                    BackfillRequest("shop", sink, "public", kind.name)
                     for sink, kinds in SINKS.items()
                     for kind in kinds
                 ]

@@ -182,7 +182,7 @@ def test_tokens_that_can_not_be_read_are_reported_once(
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", failing)
 
     async def follow() -> None:
-        tokens = auth.Tokens(database.url)
+        tokens = auth.KnownTokens(database.url)
         await tokens.open()
         assert tokens.error is not None
         await asyncio.wait_for(read.wait(), 30)

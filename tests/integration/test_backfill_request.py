@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.pipeline import PATIENCE
 from tests.waits import at_once, await_true
 
-from penstock.backfill.request import OPEN, Backfill, Backfills, Request
+from penstock.backfill.request import OPEN, Backfill, BackfillRequest, Backfills
 from penstock.core.errors import StoreError
 from penstock.embedded.handles import Database
 from penstock.streams.names import CHANNEL
 from penstock.streams.store import Store
 
-ORDERS = Request("shop", "events", "public", "orders")
-LINES = Request("shop", "events", "public", "Odd Lines")
+ORDERS = BackfillRequest("shop", "events", "public", "orders")
+LINES = BackfillRequest("shop", "events", "public", "Odd Lines")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def backfills(store: Store) -> Backfills:
     return Backfills(store)
 
 
-def only(backfills: Backfills, request: Request = ORDERS) -> int:
+def only(backfills: Backfills, request: BackfillRequest = ORDERS) -> int:
     (number,) = backfills.create([request])
     return number
 
@@ -125,7 +125,7 @@ def test_what_a_run_stores_of_a_backfill_that_was_stopped(backfills: Backfills) 
 
 
 def test_more_rows_than_estimated(backfills: Backfills) -> None:
-    (number,) = backfills.create([Request("shop", "events", "public", "t", rows_total=10)])
+    (number,) = backfills.create([BackfillRequest("shop", "events", "public", "t", rows_total=10)])
     backfills.claim("shop")
     backfills.progress(number, ("5",), 5)
     assert state(backfills, number).rows_total == 10
@@ -134,7 +134,7 @@ def test_more_rows_than_estimated(backfills: Backfills) -> None:
 
 
 def test_initial_ones_come_once(backfills: Backfills) -> None:
-    request = Request("shop", "events", "public", "orders", initial=True)
+    request = BackfillRequest("shop", "events", "public", "orders", initial=True)
     (number,) = backfills.create_initial([request])
     backfills.claim("shop")
     backfills.finish(number, 0)

@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 from tests.waits import await_true
 
 from penstock.backfill import current, initial, source, supervisor, tables
-from penstock.backfill.request import Backfill, Backfills, Request
+from penstock.backfill.request import Backfill, BackfillRequest, Backfills
 from penstock.backfill.supervisor import BackfillSupervisor, log_left_out
 from penstock.config.settings import Config
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
 
-ORDERS = Request("shop", "events", "public", "orders", where="id > 5", rows_total=100)
+ORDERS = BackfillRequest("shop", "events", "public", "orders", where="id > 5", rows_total=100)
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_from_start_to_end(backfills: Backfills, database: Database) -> None:
 
 
 def test_one_after_the_other(backfills: Backfills, database: Database) -> None:
-    numbers = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
+    numbers = backfills.create([ORDERS, BackfillRequest("shop", "events", "public", "lines")])
     with running(database) as reader:
         for number in numbers:
             desired = reader.started()
@@ -247,7 +247,7 @@ def test_a_sink_with_a_backlog_gets_no_more(backfills: Backfills, database: Data
 
 
 def test_another_goes_on_while_one_is_paused(backfills: Backfills, database: Database) -> None:
-    first, second = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
+    first, second = backfills.create([ORDERS, BackfillRequest("shop", "events", "public", "lines")])
     with running(database) as reader:
         reader.delivers(reader.started()["token"], 0)
         await_true(lambda: state(backfills, first).cursor == ["0"])
@@ -296,7 +296,9 @@ def test_what_drains_is_not_commanded(
 ) -> None:
     monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.2)
     monkeypatch.setattr(source, "_REPEAT_SECONDS", 0.2)
-    (first, second) = backfills.create([ORDERS, Request("shop", "events", "public", "lines")])
+    (first, second) = backfills.create(
+        [ORDERS, BackfillRequest("shop", "events", "public", "lines")]
+    )
     with running(database) as reader:
         assert reader.run is not None
         token = reader.started()["token"]
@@ -423,7 +425,7 @@ def test_what_a_run_with_once_leaves_out(backfills: Backfills, database: Databas
     settings = config(database, events=base, latest=base | {"initial_backfill": True})
     assert logged() == [([number], ["latest"])]
     backfills.command(number, "cancel")
-    backfills.create_initial([Request("shop", "latest", "public", "orders", initial=True)])
+    backfills.create_initial([BackfillRequest("shop", "latest", "public", "orders", initial=True)])
     backfills.command(number + 1, "cancel")
     assert logged() == []
 

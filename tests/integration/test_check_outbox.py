@@ -18,7 +18,7 @@ from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.process import free_port
 from penstock.outbox.pipelines import find, source_name
-from penstock.outbox.relay.desired_state import Planner
+from penstock.outbox.relay.desired_state import GroupPlanner
 from penstock.outbox.relay.shared import SharedStreams
 
 from ..cli import fails, run
@@ -179,7 +179,7 @@ def test_two_pipelines_into_one_stream(
     )
     with tide.connect() as connection:
         rows = find(connection)
-    planner = Planner(tide.url, tide.name, tide.url, SparkSettings(), source_name)
+    planner = GroupPlanner(tide.url, tide.name, tide.url, SparkSettings(), source_name)
     shared = SharedStreams()
     shared.check(planner.plan(rows).values())
     assert shared._thread is not None

@@ -6,8 +6,8 @@ import pytest
 from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 
+from penstock.backfill.request import BackfillRequest as Asked
 from penstock.backfill.request import Backfills
-from penstock.backfill.request import Request as Asked
 from penstock.embedded.handles import Database
 
 XSS = '"><img src=x onerror="document.title=1"><script>document.title="owned"</script>'

@@ -35,7 +35,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.drainers import Drainers
 from penstock.sinks.stream import Stored, StreamWriter
-from penstock.spark.sink_writer import Delivery, SinkWriter
+from penstock.spark.sink_writer import SinkDelivery, SinkWriter
 from penstock.streams import pauses
 
 WINDOW = 600
@@ -89,7 +89,7 @@ def published_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     deliver = SinkWriter.deliver
 
-    def noted(writer: SinkWriter, *args: Any) -> Delivery:
+    def noted(writer: SinkWriter, *args: Any) -> SinkDelivery:
         names.append(writer.steps.route.name)
         return deliver(writer, *args)
 

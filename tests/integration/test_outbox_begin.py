@@ -25,7 +25,7 @@ from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.outbox.pipelines import find, source_name
 from penstock.outbox.relay.begin import begin, leave
 from penstock.outbox.relay.checkpoints import Checkpoints
-from penstock.outbox.relay.desired_state import DesiredState, Planner
+from penstock.outbox.relay.desired_state import DesiredPipelines, GroupPlanner
 from penstock.outbox.relay.group import Group
 from penstock.sinks.backlog import store as backlog
 from penstock.streams.store import Store
@@ -42,11 +42,13 @@ class Relayed:
         self.connection = connection
         self.store = store
 
-    def desired(self) -> DesiredState:
-        planner = Planner(self.app.url, self.app.name, self.store.url, SparkSettings(), source_name)
+    def desired(self) -> DesiredPipelines:
+        planner = GroupPlanner(
+            self.app.url, self.app.name, self.store.url, SparkSettings(), source_name
+        )
         return planner.plan(find(self.connection), {})["g"]
 
-    def begin(self, desired: DesiredState | None = None) -> frozenset[str]:
+    def begin(self, desired: DesiredPipelines | None = None) -> frozenset[str]:
         return begin(self.connection, self.store, desired or self.desired())
 
     def deliver(self) -> None:
@@ -63,7 +65,9 @@ class Relayed:
         checkpoints.state.done = [2]
         checkpoints.tick()
 
-    def checkpoints(self, desired: DesiredState, state: Any, starting: Sequence[str] = ()) -> Any:
+    def checkpoints(
+        self, desired: DesiredPipelines, state: Any, starting: Sequence[str] = ()
+    ) -> Any:
         source = self.store.register_source(desired.source, "tag")
         sinks = {
             name: SimpleNamespace(delivered=0, dead_lettered=0, failure=None, behind=False)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from penstock.cli.main import app
 from penstock.embedded.handles import Database
 from penstock.outbox.pipelines import PUBLICATION, slot_of
-from penstock.outbox.relay.lease import Lease, Leases
+from penstock.outbox.relay.lease import GroupLease, Leases
 from penstock.outbox.relay.lock import GroupLock
 from penstock.postgres.replication import ReplicationStream
 
@@ -177,7 +177,7 @@ def test_penstock_status_fails_too(tide: Database, tmp_path: Path) -> None:
     assert "The relay of group g is dead since" in result.output
 
 
-def beats(tide: Database, leases: list[Lease], until: Callable[[], bool]) -> None:
+def beats(tide: Database, leases: list[GroupLease], until: Callable[[], bool]) -> None:
     keeper = Leases(tide.url, lambda: leases)
     keeper.start()
     try:
@@ -192,7 +192,7 @@ def test_the_process_renews_its_leases_and_notes_its_end(tide: Database) -> None
     lease(tide, "standby", instance="two", age=60)
     lease(tide, "standby", instance="old", age=7200)
     lease(tide, group="other", age=60)
-    leases = [Lease("g", "running", warm=True, lock_pid=1)]
+    leases = [GroupLease("g", "running", warm=True, lock_pid=1)]
     beats(tide, leases, lambda: status(tide)["state"] == "running")
     rows = tide.execute("SELECT relay_group, state, instance FROM tide.leases ORDER BY 1, 2, 3")
     assert [row[:2] for row in rows] == [

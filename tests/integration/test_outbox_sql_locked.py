@@ -19,7 +19,7 @@ from penstock.embedded.handles import Database
 from penstock.outbox.pipelines import find, source_name
 from penstock.outbox.relay import sweep
 from penstock.outbox.relay.checkpoints import Checkpoints
-from penstock.outbox.relay.desired_state import Planner
+from penstock.outbox.relay.desired_state import GroupPlanner
 from penstock.outbox.relay.lock import GroupLock
 from penstock.outbox.relay.relay import Relay
 from penstock.outbox.relay.sweep import Sweeper
@@ -59,7 +59,7 @@ def test_checkpoints_are_written_but_the_one_that_is_locked(
         pipeline(tide, f"p{name}", name)
         tide.execute("SELECT tide.relay_enable(%s)", [f"p{name}"])
         delivered(tide, f"p{name}")
-    planner = Planner(tide.url, tide.name, tide.url, SparkSettings(), source_name)
+    planner = GroupPlanner(tide.url, tide.name, tide.url, SparkSettings(), source_name)
     desired = planner.plan(find(session), {})["g"]
     state = RunState([desired.source], dict.fromkeys(desired.sinks, ("nats", desired.source)))
     state.sources[desired.source].confirmed_lsn = 10**15

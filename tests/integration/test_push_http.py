@@ -15,7 +15,7 @@ from tests.push_help import HANG, OK, Behaviour, Receiver, Request, answer, rece
 
 from penstock.push import http
 from penstock.push.errors import EndpointError
-from penstock.push.http import Answer, Endpoint
+from penstock.push.http import Endpoint, EndpointAnswer
 
 HEADERS = b"webhook-id: msg_1\r\n"
 LONG = 10.0
@@ -39,7 +39,7 @@ def test_what_is_sent() -> None:
     async def test(to: Receiver) -> None:
         url = f"http://me:p%40ss@127.0.0.1:{to.port}/häk/%2F?a=1&b=ü#part"
         endpoint = Endpoint(url, {"X-Team": "shop"}, allow_private=True)
-        assert await endpoint.post(b'{"a":1}', HEADERS, LONG) == Answer(200, None)
+        assert await endpoint.post(b'{"a":1}', HEADERS, LONG) == EndpointAnswer(200, None)
         (request,) = to.requests
         assert request.target == "/h%C3%A4k/%2F?a=1&b=%C3%BC"
         assert request.body == b'{"a":1}'
@@ -74,7 +74,7 @@ def test_a_path_stands_behind_the_url_s_own(url: str, target: str) -> None:
     async def test(to: Receiver) -> None:
         endpoint = Endpoint(f"http://127.0.0.1:{to.port}{url}", {}, allow_private=True)
         for path in ("/a/b", ""):
-            assert await endpoint.post(b"{}", HEADERS, LONG, path) == Answer(200, None)
+            assert await endpoint.post(b"{}", HEADERS, LONG, path) == EndpointAnswer(200, None)
         own = url if url.startswith("/") else f"/{url}"
         assert [request.target for request in to.requests] == [target, own]
         endpoint.close()
@@ -144,7 +144,7 @@ def test_an_answer_whose_end_is_the_connection_s() -> None:
 def test_retry_after() -> None:
     async def test(to: Receiver) -> None:
         endpoint = endpoint_of(to)
-        assert await endpoint.post(b"{}", HEADERS, LONG) == Answer(429, "17")
+        assert await endpoint.post(b"{}", HEADERS, LONG) == EndpointAnswer(429, "17")
         endpoint.close()
 
     run(test, lambda _: answer(429, "Retry-After: 17"))

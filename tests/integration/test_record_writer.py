@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,8 @@ from penstock.syncs.errors import SyncError
 from penstock.syncs.records import schema
 from penstock.syncs.records.purge import purge
 from penstock.syncs.records.rows import record_id
-from penstock.syncs.records.sweep import Sweeps, Swept
-from penstock.syncs.records.writer import RecordWriter, Written
+from penstock.syncs.records.sweep import SweepResult, Sweeps
+from penstock.syncs.records.writer import RecordsWritten, RecordWriter
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 COLLECTION = "stripe:customers"
@@ -76,17 +77,18 @@ def table(url: str, sync: UUID) -> dict[str, dict[str, Any]]:
         return {row["upstream_id"]: row for (row,) in connection.execute(query, [sync])}
 
 
+def written(writer: RecordWriter, sync: UUID, *records: Record) -> RecordsWritten:
+    return writer.write(sync, "stripe", COLLECTION, records)
+
+
 def test_new_changed_and_unchanged_are_distinguished(writer: RecordWriter, url: str) -> None:
     sync = uuid4()
-
-    def write(*records: Record) -> Written:
-        return writer.write(sync, "stripe", COLLECTION, records)
-
-    assert write(record("a"), record("b"), record("c")) == Written(inserted=3)
-    assert write(record("a"), record("b", 2), record("c")) == Written(updated=1, unchanged=2)
-    assert write(record("c", deleted=True)) == Written(deleted=1)
-    assert write(record("c", deleted=True)) == Written(unchanged=1)
-    assert write(record("c", 1, 1)) == Written(inserted=1)
+    write = functools.partial(written, writer, sync)
+    assert write(record("a"), record("b"), record("c")) == RecordsWritten(inserted=3)
+    assert write(record("a"), record("b", 2), record("c")) == RecordsWritten(updated=1, unchanged=2)
+    assert write(record("c", deleted=True)) == RecordsWritten(deleted=1)
+    assert write(record("c", deleted=True)) == RecordsWritten(unchanged=1)
+    assert write(record("c", 1, 1)) == RecordsWritten(inserted=1)
     rows = table(url, sync)
     assert rows["b"]["data"] == {"v": 2, "at": 0}
     assert rows["b"]["id"] == str(record_id(sync, COLLECTION, "b"))
@@ -100,24 +102,24 @@ def test_a_text_that_changes_without_its_value_changes_nothing(
 ) -> None:
     sync = uuid4()
 
-    def write(data: bytes) -> Written:
+    def write(data: bytes) -> RecordsWritten:
         return writer.write(sync, "stripe", COLLECTION, [Record("a", data)])
 
-    assert write(b'{"n":100.0,"b":[1,2]}') == Written(inserted=1)
+    assert write(b'{"n":100.0,"b":[1,2]}') == RecordsWritten(inserted=1)
     for data in (b'{ "b": [1, 2], "n": 100.0 }', b'{"n":100.00,"b":[1,2]}', b'{"n":1e2,"b":[1,2]}'):
-        assert write(data) == Written(unchanged=1)
+        assert write(data) == RecordsWritten(unchanged=1)
     for data in (b'{"n":100.0,"b":[2,1]}', b'{"n":"100.0","b":[2,1]}', b'{"n":null}', b"{}"):
-        assert write(data) == Written(updated=1)
+        assert write(data) == RecordsWritten(updated=1)
 
 
 def test_an_older_version_that_comes_late_changes_nothing(writer: RecordWriter, url: str) -> None:
     sync = uuid4()
     writer.write(sync, "stripe", COLLECTION, [record("a", 2, 20)])
-    assert writer.write(sync, "stripe", COLLECTION, [record("a", 1, 10)]) == Written(unchanged=1)
-    late = [record("a", seconds=10, deleted=True)]
-    assert writer.write(sync, "stripe", COLLECTION, late) == Written(unchanged=1)
+    assert written(writer, sync, record("a", 1, 10)) == RecordsWritten(unchanged=1)
+    late = record("a", seconds=10, deleted=True)
+    assert written(writer, sync, late) == RecordsWritten(unchanged=1)
     # No time at all: the version counts, and the time stays.
-    assert writer.write(sync, "stripe", COLLECTION, [record("a", 3, None)]) == Written(updated=1)
+    assert written(writer, sync, record("a", 3, None)) == RecordsWritten(updated=1)
     assert table(url, sync)["a"]["upstream_updated_at"] == "2026-01-31T12:00:20+00:00"
 
 
@@ -132,9 +134,9 @@ def test_a_tombstone_keeps_the_last_data_and_is_known_before_its_object(
         == table(url, sync)["a"]
     )
     early = [record("b", seconds=5, deleted=True), record("c", seconds=None, deleted=True)]
-    assert writer.write(sync, "stripe", COLLECTION, early) == Written(unchanged=2)
-    assert writer.write(sync, "stripe", COLLECTION, [record("b", 1, 4)]) == Written(unchanged=1)
-    assert writer.write(sync, "stripe", COLLECTION, [record("b", 1, 6)]) == Written(inserted=1)
+    assert writer.write(sync, "stripe", COLLECTION, early) == RecordsWritten(unchanged=2)
+    assert written(writer, sync, record("b", 1, 4)) == RecordsWritten(unchanged=1)
+    assert written(writer, sync, record("b", 1, 6)) == RecordsWritten(inserted=1)
 
 
 def test_what_postgres_can_not_hold_is_refused_and_the_rest_written(
@@ -161,8 +163,8 @@ def test_what_postgres_can_not_hold_is_refused_and_the_rest_written(
 def test_syncs_that_share_ids_do_not_meet(writer: RecordWriter, url: str) -> None:
     one, other = uuid4(), uuid4()
     writer.write(one, "stripe", COLLECTION, [record("a", 1)])
-    assert writer.write(other, "stripe", COLLECTION, [record("a", 2)]) == Written(inserted=1)
-    assert writer.write(one, "stripe", "stripe:invoices", [record("a", 3)]) == Written(inserted=1)
+    assert writer.write(other, "stripe", COLLECTION, [record("a", 2)]) == RecordsWritten(inserted=1)
+    assert writer.write(one, "stripe", "stripe:x", [record("a", 3)]) == RecordsWritten(inserted=1)
     assert purge(url, one, COLLECTION) == 1
     assert len(table(url, one)) == len(table(url, other)) == 1
 
@@ -170,10 +172,10 @@ def test_syncs_that_share_ids_do_not_meet(writer: RecordWriter, url: str) -> Non
 def test_two_writers_of_the_same_records_do_not_wait_for_each_other(url: str) -> None:
     sync, start = uuid4(), threading.Barrier(4, timeout=PATIENCE)
 
-    def work(number: int) -> Written:
+    def work(number: int) -> RecordsWritten:
         writer = RecordWriter(url)
         start.wait()
-        total = Written()
+        total = RecordsWritten()
         for round_ in range(5):
             records = [record(f"r{n}", round_, round_) for n in range(300)]
             if number % 2:
@@ -198,20 +200,20 @@ def test_a_sweep_deletes_what_it_has_not_seen_but_no_large_share(
     sweeps.add(sweep, sync, COLLECTION, ids[:6])
     sweeps.add(sweep, sync, COLLECTION, iter(ids[:6]))
     held = sweeps.complete(sweep)
-    assert held == Swept(10, 4, 0)
+    assert held == SweepResult(10, 4, 0)
     assert held.is_held
     assert held.share == 0.4
     assert not any(row["deleted"] for row in table(url, sync).values())
-    assert sweeps.complete(sweep, 0.4) == Swept(10, 4, 0, 4)
+    assert sweeps.complete(sweep, 0.4) == SweepResult(10, 4, 0, 4)
     assert not any(row["deleted"] for row in table(url, sync).values())
     sweep = sweeps.begin(sync, COLLECTION)
     sweeps.add(sweep, sync, COLLECTION, [*ids[:6], "new"])
-    assert sweeps.complete(sweep, 0.4) == Swept(11, 4, 4)
+    assert sweeps.complete(sweep, 0.4) == SweepResult(11, 4, 4)
     assert {i for i, row in table(url, sync).items() if row["deleted"]} == set(ids[6:])
     with pytest.raises(SyncError, match="are not in the records store") as caught:
         sweeps.complete(sweep, 1)
     assert caught.value.code == "sweep_lost"
-    assert writer.write(sync, "stripe", COLLECTION, [record("r9")]) == Written(inserted=1)
+    assert writer.write(sync, "stripe", COLLECTION, [record("r9")]) == RecordsWritten(inserted=1)
 
 
 def test_what_two_sweeps_in_a_row_miss_is_deleted(writer: RecordWriter, url: str) -> None:
@@ -223,16 +225,16 @@ def test_what_two_sweeps_in_a_row_miss_is_deleted(writer: RecordWriter, url: str
         sweeps.add(found, sync, COLLECTION, seen)
         return found
 
-    def sweep(seen: str) -> Swept:
+    def sweep(seen: str) -> SweepResult:
         return sweeps.complete(begun(seen), 1)
 
-    assert sweep("acd") == Swept(4, 1, 0, 1)
-    assert sweep("abd") == Swept(4, 1, 0, 1)  # b had shifted to another page, and c has now
+    assert sweep("acd") == SweepResult(4, 1, 0, 1)
+    assert sweep("abd") == SweepResult(4, 1, 0, 1)  # b had shifted to another page, and c has now
     writer.write(sync, "stripe", COLLECTION, [record("c", 2)])  # it is there: the poll has seen it
-    assert sweep("abd") == Swept(4, 1, 0, 1)
+    assert sweep("abd") == SweepResult(4, 1, 0, 1)
     sweeps.hold(begun(""))
-    assert sweep("ad") == Swept(4, 2, 2)
-    assert sweep("ad") == Swept(2, 0, 0)
+    assert sweep("ad") == SweepResult(4, 2, 2)
+    assert sweep("ad") == SweepResult(2, 0, 0)
     assert {i for i, row in table(url, sync).items() if row["deleted"]} == {"b", "c"}
 
 
@@ -300,7 +302,7 @@ def test_the_fold_of_events_is_the_newest_records_is_the_model(
     postgres_url: str, batches: list[list[Record]]
 ) -> None:
     sync, model, writer = uuid4(), Model(), RecordWriter(postgres_url)
-    totals = Written()
+    totals = RecordsWritten()
     for batch in batches:
         totals = totals.plus(writer.write(sync, "stripe", COLLECTION, batch))
         model.apply(batch)

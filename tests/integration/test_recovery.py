@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.backfill.request import Backfills, Request
+from penstock.backfill.request import BackfillRequest, Backfills
 from penstock.check import config as check
 from penstock.cli import status
 from penstock.cli.main import app
@@ -134,7 +134,7 @@ def test_the_printed_command_recovers(
     assert not status.is_ready(report)
     # Nothing is changed without a yes.
     with Store.open(database.url) as store:  # one is under way, and has read rows before the gap
-        Backfills(store).create([Request("rec", "orders", "public", "orders")])
+        Backfills(store).create([BackfillRequest("rec", "orders", "public", "orders")])
     asked = follow(str(error), answer="n\n")
     assert asked.exit_code == 1, asked.output
     assert refused(config, database).code == code

@@ -10,26 +10,28 @@ import msgspec
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
 from penstock.syncs.connectors.contract import Deletes, Kind
-from penstock.syncs.controls import Asked, SyncControls
+from penstock.syncs.controls import SyncCommand, SyncControls
 from penstock.syncs.entry import Entry
 from penstock.syncs.jobs import Facts
-from penstock.syncs.progress import Asked as Question
-from penstock.syncs.progress import Failed, Progress, Run, Slice
+from penstock.syncs.progress import AskedSweep as Question
+from penstock.syncs.progress import CollectionFailure, CollectionProgress, CollectionRun, RunSlice
 from penstock.syncs.shown import shown
 from penstock.syncs.states import States, load
-from penstock.syncs.sync import Sync
+from penstock.syncs.sync import SyncSettings
 
 ID = UUID("902261b0-6b22-48a0-8d6b-2fdb16cf8402")
 KEY = (str(ID), "crm:contacts")
 SECONDS = 30.0
 
 
-def progress() -> Progress:
-    run = Run(Kind.BACKFILL, 1.5, slices=[Slice({"n": 1}, {"page": 2}, {"at": 3}, True), Slice({})])
-    return Progress(
+def progress() -> CollectionProgress:
+    run = CollectionRun(
+        Kind.BACKFILL, 1.5, slices=[RunSlice({"n": 1}, {"page": 2}, {"at": 3}, True), RunSlice({})]
+    )
+    return CollectionProgress(
         sync=KEY[0], collection=KEY[1], cursor={"at": 9}, backfill=run, due={Kind.POLL: 7.0},
         facts=Facts(Deletes.SWEEP, "All is swept.", has_cursor=True), asks=Question(10, 5, 3.0),
-        failed={Kind.POLL: Failed("unavailable", "It is down.", "", 4.0, retry_at=8.0)},
+        failed={Kind.POLL: CollectionFailure("unavailable", "It is down.", "", 4.0, retry_at=8.0)},
     )  # fmt: skip
 
 
@@ -39,7 +41,7 @@ def test_what_is_saved_is_loaded_and_shown(database: Database) -> None:
         states = States(database.url, lambda keys: stored.set(), lambda *_: None)
         states.start()
         there = progress()
-        sync = Sync(KEY[0], "customers", "crm", "key", "1", (KEY[1],))
+        sync = SyncSettings(KEY[0], "customers", "crm", "key", "1", (KEY[1],))
         for _ in range(2):  # the second one replaces the first
             of = shown(Entry(sync, there), 10.0)
             states.save({KEY: (msgspec.json.encode(there), of)})
@@ -56,10 +58,10 @@ def test_what_is_saved_is_loaded_and_shown(database: Database) -> None:
 
 
 def test_what_is_asked_and_paused_comes_to_the_loop(database: Database) -> None:
-    came: list[tuple[list[Asked], set[str]]] = []
+    came: list[tuple[list[SyncCommand], set[str]]] = []
     both = threading.Event()
 
-    def note(asked: list[Asked], paused: set[str]) -> None:
+    def note(asked: list[SyncCommand], paused: set[str]) -> None:
         if asked or paused:
             came.append((asked, paused))
             both.set()
@@ -81,7 +83,9 @@ def test_what_is_asked_and_paused_comes_to_the_loop(database: Database) -> None:
         states = States(database.url, lambda _: None, note)
         states.start()
         there = progress()
-        of = shown(Entry(Sync(KEY[0], "customers", "crm", "key", "1", (KEY[1],)), there), 10.0)
+        of = shown(
+            Entry(SyncSettings(KEY[0], "customers", "crm", "key", "1", (KEY[1],)), there), 10.0
+        )
         states.save({KEY: (msgspec.json.encode(there), of)}, [asked.id])
         assert states.close(SECONDS)
         assert controls.asked() == []

@@ -15,7 +15,7 @@ from penstock.config.api_logins import RefreshToken
 from penstock.embedded.handles import Database
 from penstock.streams.connection import own_connection
 from penstock.streams.store import Store
-from penstock.syncs.auth import Tokens, signer_of
+from penstock.syncs.auth import OAuthTokens, signer_of
 from penstock.syncs.credentials import SecretKey, StoredTokens
 from penstock.syncs.errors import SyncError
 from penstock.syncs.session import ApiSession, LocalBudget
@@ -47,7 +47,7 @@ def other_store(database: Database, store: Store) -> Iterator[Store]:
 
 def test_they_are_kept_encrypted(kept: StoredTokens, database: Database, store: Store) -> None:
     assert kept.load() is None
-    tokens = Tokens("access-1", 1e9, "refresh-1")
+    tokens = OAuthTokens("access-1", 1e9, "refresh-1")
     assert kept.renew(None, lambda _: tokens) == tokens
     assert keeper(store).load() == tokens
     with psycopg.connect(database.url) as connection:
@@ -61,16 +61,16 @@ def test_they_are_kept_encrypted(kept: StoredTokens, database: Database, store: 
 
 
 def test_a_refresh_token_serves_once(kept: StoredTokens, other_store: Store) -> None:
-    first = kept.renew(None, lambda _: Tokens("access-1", 1e9, "refresh-1"))
+    first = kept.renew(None, lambda _: OAuthTokens("access-1", 1e9, "refresh-1"))
     asked: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def ask(known: Tokens | None) -> Tokens:
+    def ask(known: OAuthTokens | None) -> OAuthTokens:
         assert known is not None
         asked.append(known.refresh_token)
         begun.set()
         assert go_on.wait(20)
-        return Tokens("access-2", 1e9, "refresh-2")
+        return OAuthTokens("access-2", 1e9, "refresh-2")
 
     renewing = [Later(partial(by.renew, first, ask)) for by in (kept, keeper(other_store))]
     assert begun.wait(20)
@@ -85,10 +85,10 @@ def test_while_a_server_gives_no_token_other_credentials_go_on(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def ask(_: Tokens | None) -> Tokens:
+    def ask(_: OAuthTokens | None) -> OAuthTokens:
         begun.set()
         assert go_on.wait(60)
-        return Tokens("access-1", 1e9, "refresh-1")
+        return OAuthTokens("access-1", 1e9, "refresh-1")
 
     renewing = Later(lambda: kept.renew(None, ask))
     assert begun.wait(30)
@@ -102,14 +102,14 @@ def test_while_a_server_gives_no_token_other_credentials_go_on(
 def test_a_token_is_kept_though_the_connection_breaks_meanwhile(
     kept: StoredTokens, store: Store, database: Database
 ) -> None:
-    def ask(_: Tokens | None) -> Tokens:
+    def ask(_: OAuthTokens | None) -> OAuthTokens:
         with psycopg.connect(database.url, autocommit=True) as connection:
             ended = connection.execute(
                 "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname ="
                 " current_database() and state = 'idle in transaction'"
             ).fetchall()
         assert ended == [(True,)]
-        return Tokens("access-1", 1e9, "refresh-1")
+        return OAuthTokens("access-1", 1e9, "refresh-1")
 
     tokens = kept.renew(None, ask)
     assert keeper(store).load() == tokens

@@ -39,13 +39,13 @@ from penstock.embedded.handles import Database
 from penstock.syncs.connectors.make import connector_of, session_of
 from penstock.syncs.job import Control, run
 from penstock.syncs.jobs import Report
-from penstock.syncs.progress import Progress
+from penstock.syncs.local_budget import LocalBudget
+from penstock.syncs.progress import CollectionProgress
 from penstock.syncs.records import schema
 from penstock.syncs.records.sweep import Sweeps
 from penstock.syncs.records.writer import RecordWriter
 from penstock.syncs.schedule import Scheduler
-from penstock.syncs.session import LocalBudget
-from penstock.syncs.sync import Key, Sync
+from penstock.syncs.sync import Key, SyncSettings
 
 IDS: Final = 8
 SETTLED: Final = 6000.0
@@ -130,10 +130,12 @@ class Rig:
         """Begin as a process does: with what is stored."""
         self.tools = {sync: Tools(self, api) for sync, api in self.apis.items()}
         self.scheduler = Scheduler(8, lambda _: 4, self.number)
-        known = {k: msgspec.json.decode(of, type=Progress) for k, of in self.stored.items()}
+        known = {
+            k: msgspec.json.decode(of, type=CollectionProgress) for k, of in self.stored.items()
+        }
         ids = tuple(f"fake:{name}" for name in self.names)
         syncs = [
-            Sync(id_, id_, "fake", id_, "1", ids, frequency=600.0, sweep_interval=900.0,
+            SyncSettings(id_, id_, "fake", id_, "1", ids, frequency=600.0, sweep_interval=900.0,
                  max_deleted_share=1.0)
             for id_ in self.apis
         ]  # fmt: skip

@@ -13,7 +13,7 @@ from penstock.config.nats import NatsSinkConfig
 from penstock.core.message import WIRE_SCHEMA
 from penstock.sinks.nats import frames
 from penstock.sinks.nats.few_frames import MAX_HEADER
-from penstock.sinks.nats.frames import Block, Encoder
+from penstock.sinks.nats.frames import Encoder, FrameBlock
 
 INBOX = b"_INBOX.a."
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
@@ -42,7 +42,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-def shown(block: Block) -> tuple[Any, ...]:
+def shown(block: FrameBlock) -> tuple[Any, ...]:
     return (
         block.first, block.rows, bytes(block.data), list(block.offsets), list(block.payload),
         block.largest, block.refused, block.body_bytes,

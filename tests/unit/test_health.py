@@ -12,9 +12,9 @@ from penstock.core.health import (
     GRACE_SECONDS,
     Failure,
     Health,
+    HealthProblem,
     Level,
     Part,
-    Problem,
     run_part,
     worker_part,
 )
@@ -202,7 +202,7 @@ def test_a_capture_that_is_silent() -> None:
 def test_a_failure_of_a_whole_text(text: str, remedy: str | None, cause: str) -> None:
     failure = Failure.of("broken", text, remedy, NOW)
     assert failure.cause == cause
-    problem = Problem("store", Level.FAILED, failure.code, failure.cause, failure.remedy)
+    problem = HealthProblem("store", Level.FAILED, failure.code, failure.cause, failure.remedy)
     assert problem.remedy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.config.nats import Server
+from penstock.config.nats import NatsServer
 from penstock.sinks.nats.errors import no_leader, no_quorum
 from penstock.sinks.nats.leader import GRACE, Silence, api_verdict
 
@@ -92,7 +92,7 @@ def test_each_subject_has_its_own() -> None:
 
 
 def test_what_is_printed_names_quorum() -> None:
-    server = Server("127.0.0.1", 4222, False)
+    server = NatsServer("127.0.0.1", 4222, False)
     assert "quorum" in no_quorum(server).message
     assert "stream that captures 'a.b'" in no_quorum(server, "a.b").message
     assert "-js" not in no_quorum(server).remedy + no_leader("a", server).remedy

@@ -26,7 +26,7 @@ from penstock.sinks.nats.chains import Chaining
 from penstock.sinks.nats.errors import refused_by_stream
 from penstock.sinks.nats.frames import BLOCK_ROWS, Encoder
 from penstock.sinks.nats.order import group_keys, waits_of
-from penstock.sinks.nats.parser import Answer, Event, Info, Parser, Ping, Pong, Reply, ServerError
+from penstock.sinks.nats.parser import StoredAnswer, Event, Info, Parser, Ping, Pong, Reply, ServerError
 from penstock.sinks.nats.retries import BACKOFF_MAX, backoff
 from penstock.sinks.nats.sink import NatsSink
 from penstock.sinks.nats.task import Task
@@ -79,12 +79,12 @@ def test_parser() -> None:
     assert acks == [1, 2, 3, 8]
     assert copies == {b"2": COPY}
     assert [type(e) for e in events] == [
-        Info, Ping, Reply, Reply, Answer, ServerError, Reply, Reply, Pong,
+        Info, Ping, Reply, Reply, StoredAnswer, ServerError, Reply, Reply, Pong,
     ]  # fmt: skip
     assert events[0] == Info({"max_payload": 10})
     assert events[2] == Reply(9, 503, b"")
     assert events[3] == Reply(4, 0, FULL)
-    assert events[4] == Answer(4, 0, FOUND)
+    assert events[4] == StoredAnswer(4, 0, FOUND)
     problem = events[5]
     assert isinstance(problem, ServerError)
     assert problem.denied_subject == "a.b"

@@ -18,7 +18,7 @@ from penstock.core.errors import SinkError
 from penstock.core.message import DELETE, INSERT, Position, RoundPart
 from penstock.spark.routes import Route
 from penstock.spark.shared_sinks import SharedSinks
-from penstock.spark.sink_writer import Delivery, SinkWriter
+from penstock.spark.sink_writer import SinkDelivery, SinkWriter
 from penstock.spark.store_writer import StoreTarget
 from penstock.spark.writer import FanOut, Worker
 
@@ -32,10 +32,10 @@ class Sinks:
         self.got: dict[str, list[list[str]]] = {}
         self.threads: set[str] = set()
 
-        def deliver(writer: SinkWriter, blocks: Iterator[Block], _: object) -> Delivery:
+        def deliver(writer: SinkWriter, blocks: Iterator[Block], _: object) -> SinkDelivery:
             self.threads.add(threading.current_thread().name)
             got = self.got.setdefault(writer.name, [])
-            done = Delivery()
+            done = SinkDelivery()
             for block in blocks:
                 got.append(block.messages.column("table_name").to_pylist())
                 done.delivered += block.messages.num_rows
@@ -43,7 +43,7 @@ class Sinks:
 
         def deliver_shared(
             shared: SharedSinks, block: Block, names: Set[str]
-        ) -> dict[str, Delivery]:
+        ) -> dict[str, SinkDelivery]:
             return {name: deliver(shared._writers[name], iter([block]), None) for name in names}
 
         monkeypatch.setattr(SinkWriter, "deliver", deliver)

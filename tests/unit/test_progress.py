@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.message import Position
-from penstock.postgres.progress import Progress
+from penstock.postgres.progress import SlotProgress
 
 # A transaction is the number of its messages that are ours; it takes 10 of WAL and ends 4 later.
 transactions = st.lists(st.integers(0, 3), min_size=1, max_size=8)
@@ -17,7 +17,7 @@ class Server:
 
     def __init__(self, counts: list[int], start: Position) -> None:
         self.begins = [(10 * (i + 1), count) for i, count in enumerate(counts)]
-        self.progress = Progress(start)
+        self.progress = SlotProgress(start)
         self.read = start
         self.reported = 0
         self.at = 0, 0  # the transaction under way, and its messages sent
@@ -88,7 +88,7 @@ def test_never_past_what_is_not_durable(counts: list[int], data: st.DataObject) 
 
 def test_the_time_of_what_is_confirmed() -> None:
     """It is that of a transaction that is durable as a whole, also where the clock went back."""
-    progress = Progress(Position(0, -1))
+    progress = SlotProgress(Position(0, -1))
     for lsn, time in ((10, 500), (20, 400), (30, 900)):
         progress.begin(lsn)
         progress.commit(lsn, 0, lsn + 4, time)

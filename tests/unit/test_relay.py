@@ -22,15 +22,14 @@ from penstock.config.settings import Config, SparkSettings
 from penstock.config.sources import OutboxSource
 from penstock.core.errors import CaptureError, ConfigError
 from penstock.core.health import Failure
-from penstock.outbox.pipelines import Pipeline, slot_of, source_name
+from penstock.outbox.pipelines import StoredPipeline, slot_of, source_name
 from penstock.outbox.relay import lease, relay
-from penstock.outbox.relay.desired_state import Planner, capture_url
-from penstock.outbox.relay.lease import Lease, Leases
+from penstock.outbox.relay.desired_state import GroupPlanner, capture_url
+from penstock.outbox.relay.lease import GroupLease, Leases
 from penstock.outbox.relay.relay import Relay
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.spark.options import SourceOptions
-from penstock.spark.pipeline import Pipeline as PipelineOfSpark
-from penstock.spark.pipeline import _groupings
+from penstock.spark.pipeline import Pipeline, _groupings
 from penstock.spark.store_writer import StoreTarget
 
 URL = "postgresql://app@db/shop"
@@ -40,13 +39,13 @@ PLAIN = {"sink_type": "nats", "url": "nats://n", "subject": "s"}
 
 def pipeline(
     name: str, *, checkpointed: bool = True, enabled: bool = True, **config: Any
-) -> Pipeline:
+) -> StoredPipeline:
     given = {**PLAIN, **config}
-    return Pipeline(name, "box", "g", given, enabled, checkpointed, None, 0, NOON)
+    return StoredPipeline(name, "box", "g", given, enabled, checkpointed, None, 0, NOON)
 
 
-def planner() -> Planner:
-    return Planner(URL, "shop", URL, SparkSettings(), source_name)
+def planner() -> GroupPlanner:
+    return GroupPlanner(URL, "shop", URL, SparkSettings(), source_name)
 
 
 def test_one_that_can_not_run_stops_alone() -> None:
@@ -176,7 +175,7 @@ def test_ordered_rows_are_read_by_one_task(orders: list[str | None], expected: i
     config = config.model_copy(
         update={"spark": config.spark.model_copy(update={"master": "spark://h:7077"})}
     )
-    query = PipelineOfSpark(spark, config, desired.source, [], target, "")
+    query = Pipeline(spark, config, desired.source, [], target, "")
     assert query._splits(desired.sinks.values()) == expected
 
 
@@ -274,12 +273,12 @@ def test_leases_go_on_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     beats: list[dict[str, Any]] = []
     asked = 0
 
-    def ask() -> list[Lease]:
+    def ask() -> list[GroupLease]:
         nonlocal asked
         asked += 1
         if asked == 1:
             raise RuntimeError
-        return [Lease("g", "running", warm=True, code="c", error="a\0b", remedy="\0")]
+        return [GroupLease("g", "running", warm=True, code="c", error="a\0b", remedy="\0")]
 
     def execute(_: object, values: object = None) -> None:
         if isinstance(values, dict):

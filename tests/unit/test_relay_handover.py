@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import SparkSettings
-from penstock.outbox.pipelines import Pipeline, source_name
+from penstock.outbox.pipelines import StoredPipeline, source_name
 from penstock.outbox.relay import handover
-from penstock.outbox.relay.desired_state import DesiredState, Planner
+from penstock.outbox.relay.desired_state import DesiredPipelines, GroupPlanner
 from penstock.outbox.relay.handover import Handover
 
 URL = "postgresql://app@db/shop"
@@ -60,14 +60,14 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
     return Query.made
 
 
-def desired(subject: str = "s", delivered: int = 0) -> DesiredState:
+def desired(subject: str = "s", delivered: int = 0) -> DesiredPipelines:
     config = PLAIN | {"subject": subject}
     noon = datetime(2024, 1, 1, 12, tzinfo=UTC)
-    row = Pipeline("p", "box", "g", config, True, True, None, delivered, noon)
-    return Planner(URL, "shop", URL, SparkSettings(), source_name).plan([row], {})["g"]
+    row = StoredPipeline("p", "box", "g", config, True, True, None, delivered, noon)
+    return GroupPlanner(URL, "shop", URL, SparkSettings(), source_name).plan([row], {})["g"]
 
 
-def running(of: Handover, state: DesiredState) -> Any:
+def running(of: Handover, state: DesiredPipelines) -> Any:
     run: Any = FakeRun()
     of.set_desired(state)
     assert of.register(run, state)

@@ -13,7 +13,7 @@ from penstock.config.sources import PostgresSource
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
 from penstock.trial.replay import Replay
-from penstock.trial.trial import Outcome, Sent
+from penstock.trial.trial import SentMessage, TrialOutcome
 
 
 @pytest.mark.parametrize("value", ["1e999", r'"\ud800"', "1.10"])
@@ -37,10 +37,10 @@ def test_a_message_that_parsers_refuse_is_published_as_it_is(
     sender = SimpleNamespace(publish=lambda *sent, headers: published.append(sent))
     monkeypatch.setattr(replay, "_publisher", lambda _: sender)
 
-    def trial(batch: Any) -> list[Outcome]:
+    def trial(batch: Any) -> list[TrialOutcome]:
         (row,) = batch.to_pylist()
         body = f'{{"record":{row["record"]},"metadata":{row["metadata"]}}}'
-        return [Outcome(body, "sent", (Sent(body, "s.t", row["idempotency_key"]),))]
+        return [TrialOutcome(body, "sent", (SentMessage(body, "s.t", row["idempotency_key"]),))]
 
     monkeypatch.setattr(replay, "_trial", lambda *_: trial)
     message = (

@@ -19,7 +19,7 @@ from penstock.core.message import WIRE_SCHEMA, Position
 from penstock.postgres.chunk import Chunk, ChunkBuilder
 from penstock.postgres.reads import BackfillSpec, Reads
 from penstock.spark import rounds as module
-from penstock.spark.rounds import Part, Rounds
+from penstock.spark.rounds import PendingPart, Rounds
 
 SPLITS = 3
 GROUPS = 6
@@ -54,9 +54,9 @@ class Machine(RuleBasedStateMachine):
         self.delivered: list[int] = []
         self.alone: set[int] = set()
         self.there: set[int] = set()
-        self.lanes: dict[int, deque[Part]] = {}
-        self.ghosts: list[deque[Part]] = []
-        self.finished: list[tuple[Part, int]] = []
+        self.lanes: dict[int, deque[PendingPart]] = {}
+        self.ghosts: list[deque[PendingPart]] = []
+        self.finished: list[tuple[PendingPart, int]] = []
         self.reported: dict[int, int] = {}
         self.next_lane = 0
 
@@ -72,15 +72,15 @@ class Machine(RuleBasedStateMachine):
         for _ in range(lanes):
             self.join()
 
-    def hand(self, parts: list[Part]) -> None:
+    def hand(self, parts: list[PendingPart]) -> None:
         for part in parts:
             self.lanes[part.lane].append(part)
 
-    def numbers(self, part: Part) -> list[int]:
+    def numbers(self, part: PendingPart) -> list[int]:
         assert part.messages is not None
         return [int(text) for text in part.messages.column("record").to_pylist()]
 
-    def deliver(self, part: Part) -> None:
+    def deliver(self, part: PendingPart) -> None:
         if self.in_step:
             assert not [n for n in range(part.meta.start.lsn - 10) if n not in self.there] or (
                 part.meta.parts == 1
@@ -239,7 +239,7 @@ def test_a_sink_that_falls_behind_is_looked_up_until_a_newer_look_finds_none() -
     rounds = Rounds(START, in_step=False)
     rounds.join(0)
 
-    def offered(n: int) -> Part:
+    def offered(n: int) -> PendingPart:
         chunk = chunks(n, [(0, None)], alone=False)
         (part,) = rounds.offer(chunk.start, chunk.end, [chunk])
         return part

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.syncs.budget import Answer, Budget, Ticket
+from penstock.syncs.budget import ApiLimits, CredentialBudget, Ticket
 from penstock.syncs.sync import Limit
 
-NONE = Answer()
+NONE = ApiLimits()
 
 
-def asked(limit: Limit, firsts: int = 0, laters: int = 0) -> Budget:
-    budget = Budget(limit)
+def asked(limit: Limit, firsts: int = 0, laters: int = 0) -> CredentialBudget:
+    budget = CredentialBudget(limit)
     for n in range(firsts):
         budget.ask((0, n), first=True)
     for n in range(laters):
@@ -62,7 +62,7 @@ def test_all_of_the_budget_is_used(requests: int, intervals: int) -> None:
 def test_a_429_holds_all_up_for_as_long_as_it_wants() -> None:
     budget = asked(Limit(100, 1.0, 2), firsts=5)
     first, second = budget.grant(0.0)
-    budget.answered(first, Answer(limited=True, retry_after=30.0), 1.0)
+    budget.answered(first, ApiLimits(limited=True, retry_after=30.0), 1.0)
     budget.answered(second, NONE, 1.5)
     assert budget.grant(30.9) == []
     assert budget.wake_at(2.0) == 31.0
@@ -75,7 +75,7 @@ def test_a_429_without_a_time_holds_longer_each_time() -> None:
     now, waits = 0.0, []
     for _ in range(4):
         (ticket,) = budget.grant(now)
-        budget.answered(ticket, Answer(limited=True), now)
+        budget.answered(ticket, ApiLimits(limited=True), now)
         wake = budget.wake_at(now)
         assert wake is not None
         waits.append(wake - now)
@@ -90,7 +90,7 @@ def test_what_the_api_leaves_is_not_exceeded() -> None:
     budget = asked(Limit(100, 1.0, 4), firsts=20)
     given = budget.grant(0.0)
     assert len(given) == 4
-    budget.answered(given[0], Answer(remaining=5, reset=60.0), 0.1)  # three are under way
+    budget.answered(given[0], ApiLimits(remaining=5, reset=60.0), 0.1)  # three are under way
     more = budget.grant(0.2)
     for ticket in [*given[1:], *more]:
         budget.answered(ticket, NONE, 0.3)

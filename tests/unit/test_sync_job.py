@@ -12,7 +12,7 @@ from penstock.syncs.connectors.contract import Collection, Kind, Page, Record
 from penstock.syncs.errors import SyncError
 from penstock.syncs.job import Control, Tools, Yielded, run
 from penstock.syncs.jobs import Ended, Job, PageDone, Report
-from penstock.syncs.records.writer import Written
+from penstock.syncs.records.writer import RecordsWritten
 
 ID: Final = "902261b0-6b22-48a0-8d6b-2fdb16cf8402"
 SECONDS: Final = 30.0
@@ -40,10 +40,12 @@ class Api:
     def writing(self) -> Iterator[tuple[Any, Any]]:
         yield self, None
 
-    def write(self, _sync: object, _of: object, _in: object, records: Sequence[Record]) -> Written:
+    def write(
+        self, _sync: object, _of: object, _in: object, records: Sequence[Record]
+    ) -> RecordsWritten:
         (record,) = records
         self._writes(int(record.upstream_id))
-        return Written(inserted=1)
+        return RecordsWritten(inserted=1)
 
 
 def reports_of(api: Api, control: Control | None = None) -> tuple[list[int], Ended]:

@@ -14,7 +14,7 @@ from penstock.syncs import lane as lanes
 from penstock.syncs.connectors.contract import Kind
 from penstock.syncs.errors import SyncError
 from penstock.syncs.jobs import Job
-from penstock.syncs.lane import Client, Lane
+from penstock.syncs.lane import JobClient, JobLane
 from penstock.syncs.setup import Setup
 
 KEY = SyncError("credential", "no key")
@@ -38,18 +38,18 @@ def events() -> queue.SimpleQueue[str]:
 
 
 @pytest.fixture
-def lane(events: queue.SimpleQueue[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Lane]:
+def lane(events: queue.SimpleQueue[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[JobLane]:
     connector = SimpleNamespace(access=None)
     monkeypatch.setattr(lanes, "connector_of", lambda *_: connector)
     monkeypatch.setattr(lanes, "session_of", lambda *_, **__: Session(events))
     monkeypatch.setattr(lanes, "run", lambda *_: events.put("run"))
-    made = Lane("", "", 1, lambda _: None)
+    made = JobLane("", "", 1, lambda _: None)
     yield made
     made.close()
 
 
-def client(credential: str) -> Client:
-    return Client(credential, "crm", None, {}, KEY)
+def client(credential: str) -> JobClient:
+    return JobClient(credential, "crm", None, {}, KEY)
 
 
 def did(events: queue.SimpleQueue[str], count: int) -> list[str]:
@@ -57,7 +57,7 @@ def did(events: queue.SimpleQueue[str], count: int) -> list[str]:
 
 
 def test_few_sessions_are_kept_however_many_credentials_there_are(
-    lane: Lane, events: queue.SimpleQueue[str]
+    lane: JobLane, events: queue.SimpleQueue[str]
 ) -> None:
     for number in range(lanes._IDLE + 2):
         lane.define(number, client(f"c{number}"))
@@ -84,14 +84,14 @@ def test_the_syncs_of_a_credential_share_a_client(monkeypatch: pytest.MonkeyPatc
         host="127.0.0.1", store_url="", records_url="", seconds=1.0, on_shown=lambda _: None
     )
 
-    def numbers(**clients: Client) -> dict[str, Any]:
+    def numbers(**clients: JobClient) -> dict[str, Any]:
         loop._configure(Setup((), clients), {}, 0.0)
         return {name: loop._numbers[name] for name in clients}
 
     first = numbers(a=client("x"), b=client("x"), c=client("y"))
     assert first["a"] == first["b"] != first["c"]
     assert numbers(a=client("x"), b=client("x"), c=client("y")) == first
-    rotated = Client("x", "crm", None, {"token": "new"}, KEY)
+    rotated = JobClient("x", "crm", None, {"token": "new"}, KEY)
     second = numbers(a=rotated, b=rotated, c=client("y"))
     assert second["a"] == second["b"] not in first.values()
     assert second["c"] == first["c"]

@@ -16,10 +16,10 @@ from penstock.syncs.connectors.contract import Collection, Deletes, Json, Kind, 
 from penstock.syncs.job import Control, Tools, Yielded, run
 from penstock.syncs.jobs import Ended, Facts, Job, PageDone, Planned, Report, Swept
 from penstock.syncs.lane import RemoteBudget
-from penstock.syncs.progress import Progress
-from penstock.syncs.records.writer import Written
+from penstock.syncs.progress import CollectionProgress
+from penstock.syncs.records.writer import RecordsWritten
 from penstock.syncs.schedule import Scheduler
-from penstock.syncs.sync import Sync
+from penstock.syncs.sync import SyncSettings
 
 ID = "902261b0-6b22-48a0-8d6b-2fdb16cf8402"
 SECONDS = 30.0
@@ -52,8 +52,8 @@ class Pages:
     def writing(self) -> Iterator[tuple[Any, Any]]:
         yield self, None
 
-    def write(self, *_: object) -> Written:
-        return Written(0, 0, 0, 0)
+    def write(self, *_: object) -> RecordsWritten:
+        return RecordsWritten(0, 0, 0, 0)
 
 
 def pages_read(
@@ -169,7 +169,7 @@ class World:
         self.reads: dict[tuple[str, Kind], int] = {}
         self.scheduler = Scheduler(8, lambda _: concurrency)
         names = tuple(self.shapes)
-        sync = Sync("s", "s", "p", "c", "1", names, frequency=frequency, sweep_interval=5.0)
+        sync = SyncSettings("s", "s", "p", "c", "1", names, frequency=frequency, sweep_interval=5.0)
         self.scheduler.configure([sync], {}, 0.0)
         self.open()
 
@@ -179,7 +179,7 @@ class World:
         self.scheduler.join(0)
         self.scheduler.go()
 
-    def progress(self, collection: str) -> Progress:
+    def progress(self, collection: str) -> CollectionProgress:
         entry = self.scheduler.entry(("s", collection))
         assert entry is not None
         return entry.progress

@@ -25,14 +25,14 @@ from penstock.spark import sync_loop
 from penstock.spark.sync_lanes import SyncLane, work
 from penstock.spark.sync_loop import SyncLoop
 from penstock.syncs import lane as lanes
-from penstock.syncs.controls import Asked
+from penstock.syncs.controls import SyncCommand
 from penstock.syncs.errors import SyncError
-from penstock.syncs.lane import Client
-from penstock.syncs.progress import Progress
-from penstock.syncs.records.sweep import Swept
-from penstock.syncs.records.writer import Written
+from penstock.syncs.lane import JobClient
+from penstock.syncs.progress import CollectionProgress
+from penstock.syncs.records.sweep import SweepResult
+from penstock.syncs.records.writer import RecordsWritten
 from penstock.syncs.setup import Setup
-from penstock.syncs.sync import Limit, Sync
+from penstock.syncs.sync import Limit, SyncSettings
 
 ID = "902261b0-6b22-48a0-8d6b-2fdb16cf8402"
 KEY = (ID, "crm:contacts")
@@ -52,7 +52,7 @@ class Table:
         self.missed: set[str] = set()
         self.obeyed: set[int] = set()
         self.letters: list[Any] = []
-        self.progress: dict[Any, Progress] = {}
+        self.progress: dict[Any, CollectionProgress] = {}
         self.writes = 0
         self.closed = 0
 
@@ -73,7 +73,7 @@ class Fakes:
             def save(self, changed: Mapping[Any, Any], obeyed: Any = ()) -> None:
                 table.obeyed.update(obeyed)
                 for key, (data, _) in changed.items():
-                    table.progress[key] = msgspec.json.decode(data, type=Progress)
+                    table.progress[key] = msgspec.json.decode(data, type=CollectionProgress)
                 self._stored(list(changed))
 
             def close(self, seconds: float) -> bool:
@@ -99,7 +99,9 @@ class Fakes:
             def close(self) -> None:
                 table.closed += 1
 
-            def write(self, sync: UUID, provider: str, collection: str, records: Any) -> Written:
+            def write(
+                self, sync: UUID, provider: str, collection: str, records: Any
+            ) -> RecordsWritten:
                 new = changed = 0
                 for record in records:
                     there = table.records.get(record.upstream_id)
@@ -108,7 +110,7 @@ class Fakes:
                     table.records[record.upstream_id] = record.data
                     table.deleted.discard(record.upstream_id)
                 table.writes += 1
-                return Written(new, changed, 0, len(records) - new - changed)
+                return RecordsWritten(new, changed, 0, len(records) - new - changed)
 
         class Sweeps:
             def __init__(self, writer: Any, url: str) -> None:
@@ -121,14 +123,14 @@ class Fakes:
             def add(self, sweep: UUID, sync: UUID, collection: str, ids: Any) -> None:
                 table.swept.update(ids)
 
-            def complete(self, sweep: UUID, share: float) -> Swept:
+            def complete(self, sweep: UUID, share: float) -> SweepResult:
                 known = set(table.records) - table.deleted
                 missing = known - table.swept
                 if known and len(missing) / len(known) > share:
-                    return Swept(len(known), len(missing), 0)
+                    return SweepResult(len(known), len(missing), 0)
                 gone, table.missed = missing & table.missed, missing - table.missed
                 table.deleted |= gone
-                return Swept(len(known), len(missing), len(gone), len(missing - gone))
+                return SweepResult(len(known), len(missing), len(gone), len(missing - gone))
 
             def hold(self, sweep: UUID) -> None:
                 table.missed = set(table.records) - table.deleted - table.swept
@@ -247,9 +249,9 @@ class Rig:
 
     def configure(self, token: str = "old", limit: Limit = LIMIT, **settings: Any) -> None:
         settings = {"frequency": 0.1, "sweep_interval": 1e6} | settings
-        sync = Sync(ID, "customers", "crm", "key", token, ("crm:contacts",), **settings)
+        sync = SyncSettings(ID, "customers", "crm", "key", token, ("crm:contacts",), **settings)
         error = SyncError("credential", "no key")
-        client = Client("key", "crm", self.provider, {"token": token}, error)
+        client = JobClient("key", "crm", self.provider, {"token": token}, error)
         self.loop.configure(Setup((sync,), {ID: client}, {"key": limit}))
 
     def open(self, count: int = 2) -> None:
@@ -274,7 +276,7 @@ class Rig:
             self.changed.wait(0.05)
             self.changed.clear()
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> CollectionProgress | None:
         return self.table.progress.get(KEY)
 
     def close(self) -> None:
@@ -498,7 +500,7 @@ def test_a_command_is_removed_with_the_store_of_what_it_has_brought_about(
     crm.contacts = {n: n for n in range(1, 4)}
     other = UUID(int=1)
     rig.loop._note_asked(
-        [Asked(UUID(ID), None, "backfill", 7), Asked(other, None, "backfill", 8)], set()
+        [SyncCommand(UUID(ID), None, "backfill", 7), SyncCommand(other, None, "backfill", 8)], set()
     )
     rig.configure(frequency=1e6)
     rig.open()
@@ -507,7 +509,7 @@ def test_a_command_is_removed_with_the_store_of_what_it_has_brought_about(
     progress = rig.progress()
     assert progress is not None
     first = progress.succeeded_at
-    rig.loop._note_asked([Asked(UUID(ID), None, "backfill", 9)], set())
+    rig.loop._note_asked([SyncCommand(UUID(ID), None, "backfill", 9)], set())
     rig.until(lambda: 9 in rig.table.obeyed)
     progress = rig.progress()
     assert progress is not None
@@ -540,7 +542,7 @@ def test_what_vanishes_is_deleted_by_a_sweep(rig: Rig, crm: Crm) -> None:
         del crm.contacts[n]
     rig.until(lambda: (p := rig.progress()) is not None and p.asks is not None)
     assert rig.table.deleted == {"4"}
-    rig.loop._note_asked([Asked(UUID(ID), None, "resume", 1)], set())
+    rig.loop._note_asked([SyncCommand(UUID(ID), None, "resume", 1)], set())
     rig.until(lambda: rig.table.deleted == {"1", "2", "3", "4", "5"})
 
 

@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.syncs import deletes
 from penstock.syncs.connectors.contract import Deletes, Kind
-from penstock.syncs.jobs import Ended, Facts, Job, PageDone, Planned, Problem, Swept
-from penstock.syncs.progress import Progress
+from penstock.syncs.jobs import Ended, Facts, Job, PageDone, Planned, JobFailure, Swept
+from penstock.syncs.progress import CollectionProgress
 from penstock.syncs.schedule import Scheduler
-from penstock.syncs.sync import Sync
+from penstock.syncs.sync import SyncSettings
 
 SLOTS = 3
 CONCURRENCY = 2
@@ -32,9 +32,9 @@ KEYS = [(sync, collection) for sync, of in SYNCS.items() for collection in of]
 WHOLE = ("s2", "p:events")
 """Its reads go on nowhere."""
 CHANGE = st.tuples(st.sampled_from(KEYS), st.integers(0, IDS - 1), st.booleans())
-DOWN = Problem("unavailable", "down", transient=True)
-BROKEN = Problem("bad_response", "broken")
-REFUSED = Problem("unauthorized", "refused", "Rotate it.")
+DOWN = JobFailure("unavailable", "down", transient=True)
+BROKEN = JobFailure("bad_response", "broken")
+REFUSED = JobFailure("unauthorized", "refused", "Rotate it.")
 
 
 def member(kind: Kind) -> str:
@@ -116,10 +116,10 @@ class Machine(RuleBasedStateMachine):
 
     def configure(self) -> None:
         self.store()
-        known = {k: msgspec.json.decode(d, type=Progress) for k, d in self.stored.items()}
+        known = {k: msgspec.json.decode(d, type=CollectionProgress) for k, d in self.stored.items()}
         self.scheduler.configure(
             [
-                Sync(name, name, "p", "c", str(self.credential), tuple(of), frequency=5.0,
+                SyncSettings(name, name, "p", "c", str(self.credential), tuple(of), frequency=5.0,
                      sweep_interval=20.0, max_deleted_share=1.0, active=self.active[name])
                 for name, of in self.collections.items()
             ],
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.tasks.values()))
     @rule(data=st.data(), problem=st.sampled_from([DOWN, DOWN, BROKEN, REFUSED]))
-    def fail(self, data: st.DataObject, problem: Problem) -> None:
+    def fail(self, data: st.DataObject, problem: JobFailure) -> None:
         lane, task = self.pick(data)
         self.end(lane, Ended(task.job.number, problem=problem))
 
@@ -411,7 +411,7 @@ TestSchedule = Machine.TestCase
 def scheduler(*, frequency: float = 60.0, collections: int = 1, slots: int = 8) -> Scheduler:
     made = Scheduler(slots, lambda _: 4)
     names = tuple(f"p:{n}" for n in range(collections))
-    made.configure([Sync("s", "s", "p", "c", "1", names, frequency=frequency)], {}, 0.0)
+    made.configure([SyncSettings("s", "s", "p", "c", "1", names, frequency=frequency)], {}, 0.0)
     made.join(0)
     return made
 
@@ -438,7 +438,7 @@ def backfilled(made: Scheduler, cursor: Any = None) -> None:
         run(made, job, 0.0, PageDone(0, 1, 1, cursor=cursor or {"at": 1}, newest=1.0, is_last=True))
 
 
-def progress(made: Scheduler) -> Progress:
+def progress(made: Scheduler) -> CollectionProgress:
     ((_, found),) = made.progresses
     return found
 
@@ -503,7 +503,7 @@ def test_a_poll_takes_the_place_of_a_backfill_which_then_goes_on() -> None:
 
 def test_a_refused_credential_stops_its_sync_until_it_is_another_one() -> None:
     made = Scheduler(8, lambda _: 4)
-    syncs = [Sync(n, n, "p", n, "1", ("p:a", "p:b")) for n in ("bad", "good")]
+    syncs = [SyncSettings(n, n, "p", n, "1", ("p:a", "p:b")) for n in ("bad", "good")]
     made.configure(syncs, {}, 0.0)
     made.join(0)
     jobs = [job for _, job in made.hand_out(0.0)]
@@ -517,7 +517,7 @@ def test_a_refused_credential_stops_its_sync_until_it_is_another_one() -> None:
     for job in jobs:
         made.report(Ended(job.number, yielded=True), 0.0)
     assert {job.sync for _, job in made.hand_out(1e9)} == {"good"}
-    rotated = Sync("bad", "bad", "p", "bad", "2", ("p:a", "p:b"))
+    rotated = SyncSettings("bad", "bad", "p", "bad", "2", ("p:a", "p:b"))
     made.configure([rotated, syncs[1]], {}, 1e9)
     assert [job.sync for _, job in made.hand_out(1e9)] == ["bad", "bad"]
 
@@ -561,7 +561,7 @@ def test_a_shorter_frequency_counts_at_once() -> None:
     ((_, poll),) = made.hand_out(0.0)
     run(made, poll, 1.0)
     assert not made.hand_out(100.0)
-    made.configure([Sync("s", "s", "p", "c", "1", ("p:0",), frequency=60.0)], {}, 30.0)
+    made.configure([SyncSettings("s", "s", "p", "c", "1", ("p:0",), frequency=60.0)], {}, 30.0)
     assert not made.hand_out(30.0)
     assert made.wake_at() == 61.0
     assert made.hand_out(61.0)

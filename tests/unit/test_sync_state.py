@@ -6,18 +6,19 @@ from penstock.core.health import Level
 from penstock.runtime.sync_state import SyncState
 from penstock.syncs.connectors.contract import Kind
 from penstock.syncs.entry import Entry
-from penstock.syncs.progress import Failed, Progress
+from penstock.syncs.progress import CollectionFailure, CollectionProgress
 from penstock.syncs.shown import Shown, shown
-from penstock.syncs.sync import Sync
+from penstock.syncs.sync import SyncSettings
 
-SYNC = Sync("1", "customers", "crm", "key", "1", ("crm:a", "crm:b"))
+SYNC = SyncSettings("1", "customers", "crm", "key", "1", ("crm:a", "crm:b"))
 
 
 def of(collection: str, *, fails: bool = False) -> Shown:
-    progress = Progress(sync="1", collection=collection, backfilled_at=5.0, polled_at=6.0)
+    progress = CollectionProgress(sync="1", collection=collection, backfilled_at=5.0, polled_at=6.0)
     if fails:
-        progress.failed[Kind.POLL] = Failed("unauthorized", "It is refused.", "Rotate it.", 7.0,
-                                            credential="1")  # fmt: skip
+        progress.failed[Kind.POLL] = CollectionFailure(
+            "unauthorized", "It is refused.", "Rotate it.", 7.0, credential="1"
+        )
     return shown(Entry(SYNC, progress), 10.0)
 
 

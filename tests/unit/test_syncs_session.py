@@ -12,10 +12,11 @@ import pytest
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
 from penstock.config.api_logins import ApiKey, Bearer, ClientCredentials, HttpBasic, RefreshToken
-from penstock.syncs.auth import LocalTokens, Tokens, signer_of
+from penstock.syncs.auth import LocalTokens, OAuthTokens, signer_of
 from penstock.syncs.errors import SyncError
-from penstock.syncs.rate_headers import RateLimit, rate_limit, retry_after
-from penstock.syncs.session import ApiSession, LocalBudget
+from penstock.syncs.local_budget import LocalBudget
+from penstock.syncs.rate_headers import RateHeaders, rate_limit, retry_after
+from penstock.syncs.session import ApiSession
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 IN_30_S = str(int(NOW.timestamp()) + 30)
@@ -226,7 +227,7 @@ def test_a_refused_token_is_replaced_once() -> None:
         good = asked.headers["authorization"] == "Bearer a2"
         return OK if good else Answer(status=401)
 
-    kept: list[Tokens] = []
+    kept: list[OAuthTokens] = []
     with LoopbackApi(answer) as api:
         auth = RefreshToken(
             type="oauth2_refresh_token", access_token_url=f"{api.url}/token",
@@ -254,18 +255,18 @@ def test_client_credentials_that_are_wrong() -> None:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({}, RateLimit()),
-        ({X + "Remaining": "5", X + "Limit": "60", X + "Reset": IN_30_S}, RateLimit(5, 60, 30.0)),
-        ({"RateLimit-Remaining": "5", "RateLimit-Reset": "30"}, RateLimit(5, None, 30.0)),
-        ({"RateLimit-Remaining": "5", "RateLimit-Limit": "60, 60;w=60"}, RateLimit(5, 60)),
-        ({"RateLimit": '"default";r=5;t=30'}, RateLimit(5, None, 30.0)),
-        ({"RateLimit": "limit=60, remaining=5, reset=30"}, RateLimit(5, 60, 30.0)),
-        ({H + "Remaining": "5", H + "Interval-Milliseconds": "500"}, RateLimit(5, None, 0.5)),
-        ({"Sforce-Limit-Info": "api-usage=18/5000"}, RateLimit(4982, 5000)),
-        ({"X-RateLimit-Remaining": "many"}, RateLimit()),
+        ({}, RateHeaders()),
+        ({X + "Remaining": "5", X + "Limit": "60", X + "Reset": IN_30_S}, RateHeaders(5, 60, 30.0)),
+        ({"RateLimit-Remaining": "5", "RateLimit-Reset": "30"}, RateHeaders(5, None, 30.0)),
+        ({"RateLimit-Remaining": "5", "RateLimit-Limit": "60, 60;w=60"}, RateHeaders(5, 60)),
+        ({"RateLimit": '"default";r=5;t=30'}, RateHeaders(5, None, 30.0)),
+        ({"RateLimit": "limit=60, remaining=5, reset=30"}, RateHeaders(5, 60, 30.0)),
+        ({H + "Remaining": "5", H + "Interval-Milliseconds": "500"}, RateHeaders(5, None, 0.5)),
+        ({"Sforce-Limit-Info": "api-usage=18/5000"}, RateHeaders(4982, 5000)),
+        ({"X-RateLimit-Remaining": "many"}, RateHeaders()),
     ],
 )  # fmt: skip
-def test_rate_limit_headers(headers: dict[str, str], expected: RateLimit) -> None:
+def test_rate_limit_headers(headers: dict[str, str], expected: RateHeaders) -> None:
     assert rate_limit(headers, NOW) == expected
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.config.consumers import WebhookConsumer, WebhookSettings, settings_of
 from penstock.config.file import load
 from penstock.config.nats import NatsSinkConfig
-from penstock.config.nats_login import Server
+from penstock.config.nats_login import NatsServer
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.config.sources import servers_of
@@ -117,7 +117,7 @@ def test_the_servers_of_a_url() -> None:
 
 def test_announced_addresses_are_verified_for_the_known_name() -> None:
     config = NatsSinkConfig(url="tls://seed:4222,tls://other:4222")
-    seed = Server("seed", 4222, True, user="app", password="p")
+    seed = NatsServer("seed", 4222, True, user="app", password="p")
     announced.note(config, seed, {"connect_urls": ["10.0.0.1:4223", "other:4222", "c:4222", ""]})
     first, second, third, fourth = announced.servers_of(config)
     assert (first.host, second.host) == ("seed", "other")

@@ -22,7 +22,7 @@ from tests.streams_help import Change, deleted, inserted, moved, updated, wire
 from penstock.config.transforms import TransformSettings
 from penstock.core.message import WIRE_SCHEMA
 from penstock.transforms import inspect, make
-from penstock.transforms.base import Failed, Transformed, TransformError
+from penstock.transforms.base import FailedMessage, Transformed, TransformError
 from penstock.transforms.lua import LuaTransform
 
 
@@ -146,7 +146,7 @@ def test_the_failing_message_alone() -> None:
     done = lua(code, inserted(1), inserted(2), inserted(3), name="lua/orders.lua")
     assert done.origin.to_pylist() == [0, 2]
     assert done.failed == [
-        Failed(
+        FailedMessage(
             1,
             "transform_failed",
             "orders.lua, line 4: attempt to index a nil value (field 'missing')",

@@ -15,7 +15,7 @@ from tests.streams_help import Change, deleted, inserted, moved, wire
 from penstock.config.transforms import TransformSettings
 from penstock.core.message import WIRE_SCHEMA
 from penstock.transforms import inspect, make
-from penstock.transforms.base import Failed, Transformed, TransformError
+from penstock.transforms.base import FailedMessage, Transformed, TransformError
 
 MODULE = """
 import datetime, decimal, os, sys, uuid
@@ -237,7 +237,7 @@ def test_the_failing_message_alone(module: str) -> None:
     assert done.origin.to_pylist() == [0, 2]
     at = line('return message["record"]["missing"]')
     reason = f"shop_code.py, line {at}: KeyError: 'missing'"
-    assert done.failed == [Failed(1, "transform_failed", reason)]
+    assert done.failed == [FailedMessage(1, "transform_failed", reason)]
 
 
 def test_no_secret_in_a_reason(module: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock import __version__
 from penstock.api import consume, manage, problems
-from penstock.api.auth import Gate, Tokens
+from penstock.api.auth import Gate, KnownTokens
 from penstock.api.console.app import Console
 from penstock.api.console.sessions import PATH
 from penstock.api.manage.context import Context, Tools
@@ -55,7 +55,7 @@ class Api(FastAPI):
             lifespan=_lifespan,
         )
         self.consumers = Consumers(url)
-        self.tokens = Tokens(url)
+        self.tokens = KnownTokens(url)
         self.receives = consume.Receives()
         self.beside = beside
         self.context = Context(url, self.consumers, tools, records_url)

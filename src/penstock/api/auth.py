@@ -51,7 +51,7 @@ class Grant:
         return self.consumers is None or consumer in self.consumers
 
 
-class Tokens:
+class KnownTokens:
     """The tokens of the store at `url`."""
 
     def __init__(self, url: str) -> None:
@@ -133,7 +133,7 @@ class Tokens:
 class Gate:
     """ASGI middleware: every request below `/v1` needs a token."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+    def __init__(self, app: ASGIApp, tokens: KnownTokens) -> None:
         self._app = app
         self._tokens = tokens
 

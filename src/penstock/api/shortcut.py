@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from penstock.api import problems
-from penstock.api.auth import Tokens, authorization
+from penstock.api.auth import KnownTokens, authorization
 
 _PARTS: Final = 5  # of `/v1/http-consumers/{consumer}/next`, the first one empty
 
@@ -28,7 +28,7 @@ _Endpoint = Callable[[Request], Awaitable[Response]]
 class Shortcut:
     """Serves those of `routes` whose paths are `/v1/collection/{name}/action`."""
 
-    def __init__(self, routes: Iterable[BaseRoute], tokens: Tokens) -> None:
+    def __init__(self, routes: Iterable[BaseRoute], tokens: KnownTokens) -> None:
         self._tokens = tokens
         self._endpoints: dict[tuple[str, str, str], tuple[str, _Endpoint]] = {}
         for route in routes:

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from penstock.backfill import tables
-from penstock.backfill.request import Backfills, Request
+from penstock.backfill.request import BackfillRequest, Backfills
 from penstock.config.settings import Config
 from penstock.config.sinks import Sink
 from penstock.core.backoff import Backoff
@@ -98,7 +98,7 @@ class InitialBackfills:
 
     def _requests(
         self, name: str, sink: Sink, had: set[tuple[str, str, str]]
-    ) -> tuple[list[Request], bool]:
+    ) -> tuple[list[BackfillRequest], bool]:
         selection = tables.Selection(
             self._settings, name, sink,
             skip=frozenset((schema, table) for of, schema, table in had if of == name),
@@ -108,7 +108,7 @@ class InitialBackfills:
             if self._is_new(f"{name} {warning}"):
                 log.warning("initial backfill", source=self._source, sink=name, note=warning)
         requests = [
-            Request(self._source, name, read.schema, read.table, sort_by=read.sort_by,
+            BackfillRequest(self._source, name, read.schema, read.table, sort_by=read.sort_by,
                     initial=True, rows_total=read.rows)
             for read in reads
         ]  # fmt: skip

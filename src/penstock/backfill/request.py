@@ -33,7 +33,7 @@ _STORE_SQL: Final = queries.load("penstock.streams", "store.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BackfillRequest:
     """A backfill as it is asked for: the rows of a table, to one sink.
 
     `where` is SQL, `start` the value of `sort_by` to start at, `rows_total` an estimate.
@@ -102,7 +102,7 @@ class Backfills:
 
     # For the command line
 
-    def create(self, requests: Sequence[Request]) -> list[int]:
+    def create(self, requests: Sequence[BackfillRequest]) -> list[int]:
         """Make backfills that wait for a run, all or none, and return their numbers.
 
         Raises where one of the same sink and table has not ended yet.
@@ -117,7 +117,7 @@ class Backfills:
             connection.execute(_STORE_SQL["notify"], [NOTICE])
         return made
 
-    def create_initial(self, requests: Iterable[Request]) -> list[int]:
+    def create_initial(self, requests: Iterable[BackfillRequest]) -> list[int]:
         """Make the initial backfills that were not made yet, and return their numbers."""
         made = []
         with self._store.connection() as connection:
@@ -213,7 +213,7 @@ class Backfills:
         with self._store.connection() as connection:
             return connection.execute(_SQL[query], values).rowcount > 0
 
-    def _open_already(self, request: Request) -> StoreError:
+    def _open_already(self, request: BackfillRequest) -> StoreError:
         same = [
             found
             for found in self.find(source=request.source, sink=request.sink, states=OPEN)
@@ -234,8 +234,8 @@ class Backfills:
         )
 
 
-def _values(request: Request) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in Request.__slots__}
+def _values(request: BackfillRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in BackfillRequest.__slots__}
 
 
 def _not_allowed(found: Backfill, command: Command) -> StoreError:

@@ -17,7 +17,7 @@ from penstock.core import queries
 from penstock.core.errors import SetupError
 from penstock.core.tables import TablePattern, matches_any
 from penstock.core.text import nearest
-from penstock.postgres.admin import Catalog, Relation, open_catalog
+from penstock.postgres.admin import Catalog, TableInfo, open_catalog
 
 _SQL: Final = queries.load("penstock.backfill", "tables.sql")
 _EVERYTHING: Final = sql.SQL("true")
@@ -103,7 +103,7 @@ class _TableError(SetupError):
     """One table can't be backfilled, and others may."""
 
 
-def _of_sink(selection: Selection, catalog: Catalog) -> list[Relation]:
+def _of_sink(selection: Selection, catalog: Catalog) -> list[TableInfo]:
     patterns = selection.sink.patterns
     return [
         table
@@ -112,7 +112,7 @@ def _of_sink(selection: Selection, catalog: Catalog) -> list[Relation]:
     ]
 
 
-def _named(selection: Selection, catalog: Catalog, tables: Iterable[Relation]) -> Relation:
+def _named(selection: Selection, catalog: Catalog, tables: Iterable[TableInfo]) -> TableInfo:
     """Return the table of a name, `schema.table` or the table's alone where that is enough."""
     text = selection.table or ""
     tables = list(tables)
@@ -143,7 +143,7 @@ def _named(selection: Selection, catalog: Catalog, tables: Iterable[Relation]) -
 def _read(
     selection: Selection,
     catalog: Catalog,
-    relation: Relation,
+    relation: TableInfo,
     filters: Mapping[tuple[str, str], str | None],
 ) -> tuple[TableRead, list[str]]:
     if not relation.has_key:
@@ -194,7 +194,7 @@ def _read(
     return TableRead(relation.schema, relation.name, sort_by, start, rows), warnings
 
 
-def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str | None, list[str]]:
+def _sorted_by(catalog: Catalog, relation: TableInfo, column: str) -> tuple[str | None, list[str]]:
     values = {"oid": relation.oid, "column": column}
     row = catalog.connection.execute(_SQL["column"], values).fetchone()
     if row is None:
@@ -219,7 +219,7 @@ def _sorted_by(catalog: Catalog, relation: Relation, column: str) -> tuple[str |
     return kind, [warning + catalog.text(statement)]
 
 
-def _start(catalog: Catalog, relation: Relation, column: str, kind: str, value: str) -> str:
+def _start(catalog: Catalog, relation: TableInfo, column: str, kind: str, value: str) -> str:
     query = sql.SQL(_SQL["value"]).format(type=trusted(kind))
     with _refusals(relation, f"--from {value}: Postgres refuses it for {column} ({kind})"):
         row = catalog.connection.execute(query, [value]).fetchone()
@@ -228,7 +228,7 @@ def _start(catalog: Catalog, relation: Relation, column: str, kind: str, value: 
 
 
 def _estimate(
-    catalog: Catalog, relation: Relation, conditions: list[sql.Composable], where: str | None
+    catalog: Catalog, relation: TableInfo, conditions: list[sql.Composable], where: str | None
 ) -> int:
     """Return about how many rows there are; Postgres checks the condition as it plans."""
     query = sql.SQL(_SQL["estimate"]).format(
@@ -247,9 +247,7 @@ def _estimate(
 
 
 @contextlib.contextmanager
-def _refusals(
-    relation: TableInfo, what: str, kind: type[SetupError] = SetupError
-) -> Iterator[None]:
+def _refusals(relation: TableInfo, what: str, kind: type[SetupError] = SetupError) -> Iterator[None]:
     """Raise what Postgres refuses as `kind`, and a lock of the table as a transient error."""
     try:
         yield

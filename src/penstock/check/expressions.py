@@ -15,8 +15,8 @@ from penstock.core.message import DELETE
 from penstock.core.tables import matches_any
 from penstock.core.text import nearest
 from penstock.expressions import Columns, Reference
-from penstock.postgres.admin import Catalog, Identity, Relation, open_catalog
-from penstock.spark.plan import Checked, Plan, PlanError, plan
+from penstock.postgres.admin import Catalog, ReplicaIdentity, TableInfo, open_catalog
+from penstock.spark.plan import Checked, ExpressionPlan, PlanError, plan
 from penstock.spark.planning import source_columns
 from penstock.spark.routes import actions_of
 from penstock.spark.select import Item
@@ -106,7 +106,7 @@ def _of_sink(name: str, sink: Sink, of_source: _Found) -> Iterator[Finding]:
         yield Finding("ok", what, f"{', '.join(keys)}: valid, every column exists")
 
 
-def _lacking(what: str, made: Plan) -> Iterator[Finding]:
+def _lacking(what: str, made: ExpressionPlan) -> Iterator[Finding]:
     reported: set[tuple[str, Reference]] = set()
     for each in made.expressions:
         for reference, tables in each.typed.lacking:
@@ -137,7 +137,7 @@ def _templates(what: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[
                 yield Finding("error", what, message + nearest(column, names), fix)
 
 
-def _missing(what: str, sink: Sink, made: Plan, of_source: _Found) -> Iterator[Finding]:
+def _missing(what: str, sink: Sink, made: ExpressionPlan, of_source: _Found) -> Iterator[Finding]:
     """Find columns whose values the WAL lacks for deletes, or for what updates changed."""
     catalog, patterns = of_source.catalog, sink.patterns
     tables = [
@@ -163,8 +163,8 @@ def _missing(what: str, sink: Sink, made: Plan, of_source: _Found) -> Iterator[F
 def _blind(
     what: str,
     key: str,
-    table: Relation,
-    identities: Sequence[Identity],
+    table: TableInfo,
+    identities: Sequence[ReplicaIdentity],
     columns: Sequence[str],
     catalog: Catalog,
     *,

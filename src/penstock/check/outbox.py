@@ -19,7 +19,7 @@ from penstock.core.finding import Finding
 from penstock.core.health import Failure
 from penstock.outbox.inbox.settings import durable_name, read_settings
 from penstock.outbox.pipelines import InboxPipeline, find, find_inboxes, source_name
-from penstock.outbox.relay.desired_state import Planner
+from penstock.outbox.relay.desired_state import GroupPlanner
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.outbox.sql.catalog import find_schema, version_of
 from penstock.outbox.sql.install import DIGEST, VERSION, version_fault
@@ -104,7 +104,7 @@ def _pipelines(
         message, fix = "no pipeline is enabled", "select tide.relay_enable('…')"
         yield Finding("warning", what, message, fix)
     url, database = source.address, catalog.server.database
-    planner = Planner(url, database, url, config.spark, source_name)
+    planner = GroupPlanner(url, database, url, config.spark, source_name)
     # Also one that is disabled: what is wrong with it is better known before it is enabled.
     planned = planner.plan([dataclasses.replace(p, enabled=True) for p in rows], environ)
     sinks: dict[str, OutboxSinkSettings] = {}

@@ -15,7 +15,7 @@ from penstock.core.errors import CaptureError, SetupError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
 from penstock.core.text import nearest
-from penstock.postgres.admin import Catalog, Publication, Relation, open_catalog
+from penstock.postgres.admin import Catalog, Publication, TableInfo, open_catalog
 from penstock.postgres.connect import publication_missing
 from penstock.postgres.publication import (
     add_to_publication,
@@ -112,7 +112,7 @@ def _publication(
     what: str,
     catalog: Catalog,
     publication: Publication | None,
-    selected: Sequence[Relation],
+    selected: Sequence[TableInfo],
     recover: str | None,
 ) -> Iterator[Finding]:
     server, source = catalog.server, catalog.source
@@ -159,7 +159,7 @@ def _publication(
 
 
 def _missing_publication(
-    what: str, catalog: Catalog, selected: Sequence[Relation], recover: str | None
+    what: str, catalog: Catalog, selected: Sequence[TableInfo], recover: str | None
 ) -> Finding:
     server, source = catalog.server, catalog.source
     if catalog.slot() is not None:
@@ -236,7 +236,7 @@ def _slot(
 
 
 def _tables(
-    what: str, catalog: Catalog, relations: Sequence[Relation], selected: Sequence[Relation]
+    what: str, catalog: Catalog, relations: Sequence[TableInfo], selected: Sequence[TableInfo]
 ) -> Iterator[Finding]:
     for message, hint in missing_tables(catalog, relations):
         yield Finding("error", what, message + hint, "correct `tables` of the source")
@@ -257,8 +257,8 @@ def _tables(
 
 def _tables_of_sinks(
     catalog: Catalog,
-    relations: Sequence[Relation],
-    selected: Sequence[Relation],
+    relations: Sequence[TableInfo],
+    selected: Sequence[TableInfo],
     sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
     """Look for tables that a sink names itself and that are not there: it would get nothing of them."""

@@ -13,7 +13,7 @@ from penstock.core.route_path import PathTemplate
 from penstock.core.subject import SubjectTemplate
 from penstock.core.tables import matches_any
 from penstock.core.text import nearest
-from penstock.postgres.admin import Catalog, Identity, Publication, Relation
+from penstock.postgres.admin import Catalog, Publication, ReplicaIdentity, TableInfo
 from penstock.postgres.publication import publish_generated, publishes_generated
 
 
@@ -21,9 +21,9 @@ def inspect_table(
     what: str,
     catalog: Catalog,
     publication: Publication | None,
-    table: Relation,
+    table: TableInfo,
     *,
-    identities: Sequence[Identity],
+    identities: Sequence[ReplicaIdentity],
     sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
     """Return what a table's replica identity, columns and rights mean for the sinks."""
@@ -43,8 +43,8 @@ def _generated(
     what: str,
     catalog: Catalog,
     publication: Publication | None,
-    table: Relation,
-    identities: Sequence[Identity],
+    table: TableInfo,
+    identities: Sequence[ReplicaIdentity],
 ) -> Iterator[Finding]:
     full = any(identity.identity == "f" for identity in identities)
     if full and "v" in table.generated.values():
@@ -73,8 +73,8 @@ def _generated(
 def _columns(
     what: str,
     catalog: Catalog,
-    table: Relation,
-    identities: Sequence[Identity],
+    table: TableInfo,
+    identities: Sequence[ReplicaIdentity],
     sinks: Mapping[str, SinkSettings],
     lost: Container[str],
 ) -> Iterator[Finding]:
@@ -144,7 +144,7 @@ def rule_columns(sink: SinkSettings) -> list[str]:
 
 
 def _identity(
-    what: str, catalog: Catalog, table: Relation, identities: Sequence[Identity]
+    what: str, catalog: Catalog, table: TableInfo, identities: Sequence[ReplicaIdentity]
 ) -> Iterator[Finding]:
     if not identities:
         yield Finding("ok", what, "is partitioned, and has no partition yet")
@@ -171,11 +171,13 @@ def _identity(
         yield Finding("ok", what, "replica identity full: `changes` has every old value")
 
 
-def _partitions(table: Relation, identities: Sequence[Identity]) -> str:
+def _partitions(table: TableInfo, identities: Sequence[ReplicaIdentity]) -> str:
     return f" ({len(identities)} of its partitions)" if table.kind == "p" else ""
 
 
-def identity_sql(catalog: Catalog, identities: Iterable[Identity], identity: LiteralString) -> str:
+def identity_sql(
+    catalog: Catalog, identities: Iterable[ReplicaIdentity], identity: LiteralString
+) -> str:
     """Return the statements that give tables, or partitions, a replica identity."""
     # Partitions do not inherit it, so each has a statement of its own.
     return "\n".join(

@@ -23,7 +23,7 @@ from penstock.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from penstock.backfill.request import Backfill, Backfills, Command, Request
+    from penstock.backfill.request import Backfill, BackfillRequest, Backfills, Command
     from penstock.config.sinks import Sink
     from penstock.config.sources import PostgresSource
 
@@ -108,16 +108,16 @@ def _requests(
     table: str | None,
     where: str | None,
     start: str | None,
-) -> list[Request]:
+) -> list[BackfillRequest]:
     from penstock.backfill import tables
-    from penstock.backfill.request import Request
+    from penstock.backfill.request import BackfillRequest
 
     selection = tables.Selection(source, name, sink, table, where, start)
     reads, warnings, _ = tables.select(selection)
     for warning in warnings:
         typer.echo(f"Note: {warning}", err=True)
     return [
-        Request(
+        BackfillRequest(
             sink.source, name, read.schema, read.table, where, read.sort_by, read.start,
             rows_total=read.rows,
         )

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.common import CONFIG, ConfigFile, StoreUrl, errors, fail, missing
 
 if TYPE_CHECKING:
-    from penstock.backfill.request import Request
+    from penstock.backfill.request import BackfillRequest
     from penstock.config.settings import Config
     from penstock.desired.with_file import Configured
     from penstock.runtime.recovery import Recovery
@@ -90,7 +90,7 @@ def _recover(
     _offer(config, {} if backfill else requests)
 
 
-def _offer(config: Config, requests: dict[str, list[Request]]) -> None:
+def _offer(config: Config, requests: dict[str, list[BackfillRequest]]) -> None:
     """Print the command of each backfill that was not requested, and what none of them brings."""
     if any(requests.values()):
         typer.echo("To send what was missed, the rows of each table as they are now:")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.config.settings import Config
-    from penstock.trial.trial import Outcome, Trial
+    from penstock.trial.trial import Trial, TrialOutcome
 
 _MARKS = {
     "sent": ("→", "green"),
@@ -148,7 +148,7 @@ def _captured(
     return live.read(source, trial.select, count, timeout, ready)
 
 
-def _show(outcome: Outcome, number: int) -> None:
+def _show(outcome: TrialOutcome, number: int) -> None:
     from rich.text import Text
 
     console = _console()
@@ -188,7 +188,7 @@ def _brief(message: str, before: str | None = None) -> str:
     return encode(fields).decode()
 
 
-def _sum_up(outcomes: list[Outcome]) -> None:
+def _sum_up(outcomes: list[TrialOutcome]) -> None:
     counts = {result: sum(o.result == result for o in outcomes) for result in _MARKS}
     sent = sum(len(outcome.out) for outcome in outcomes)
     parts = [f"{len(outcomes)} in, {sent} out"]

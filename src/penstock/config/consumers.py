@@ -298,7 +298,7 @@ class WebhookConsumer(_Consumer, WebhookKeys):
         return {k: v for k, v in super().stored().items() if k not in ("target", "path")}
 
 
-Consumer = PullConsumer | WebhookConsumer
+HttpConsumer = PullConsumer | WebhookConsumer
 
 
 def settings_of(kind: str, settings: Mapping[str, Any]) -> ConsumerSettings:

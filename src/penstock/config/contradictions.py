@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.config.collections import collections_of
-from penstock.config.consumers import Consumer
+from penstock.config.consumers import HttpConsumer
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.providers import READY, ProviderSettings
@@ -53,7 +53,7 @@ def of_sinks(
 
 
 def of_consumers(
-    consumers: Mapping[str, Consumer | NatsConsumer],
+    consumers: Mapping[str, HttpConsumer | NatsConsumer],
     sinks: Iterable[str],
     streams: Mapping[str, str],
 ) -> Iterator[Contradiction]:
@@ -95,7 +95,7 @@ def of_targets(
     targets: Mapping[str, Target],
     sources: Mapping[str, PostgresSource | OutboxSource],
     sinks: Mapping[str, SinkSettings],
-    consumers: Mapping[str, Consumer | NatsConsumer],
+    consumers: Mapping[str, HttpConsumer | NatsConsumer],
     names: Iterable[str] | None = None,
 ) -> Iterator[Contradiction]:
     """Yield what is wrong between targets, what names them, and the keys of their bastions.
@@ -103,7 +103,7 @@ def of_targets(
     `names` are all targets, wrong ones included.
     """
     known = list(targets if names is None else names)
-    users: list[tuple[str, str, SinkSettings | Consumer | NatsConsumer]] = [
+    users: list[tuple[str, str, SinkSettings | HttpConsumer | NatsConsumer]] = [
         *(("sinks", name, sink) for name, sink in sinks.items()),
         *(("consumers", name, consumer) for name, consumer in consumers.items()),
     ]

@@ -12,13 +12,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.deletes import check_deletes
-from penstock.config.nats_login import NatsLogin, Server, check_login, redact
+from penstock.config.nats_login import NatsLogin, NatsServer, check_login, redact
 from penstock.config.strict import Flag, Number, Whole
 from penstock.core.subject import DEFAULT_SUBJECT, ROWS_SUBJECT, SubjectTemplate
 
 __all__ = [
-    "Format", "GroupBy", "KeyScope", "NatsSinkConfig", "OutboxForm", "Server", "check_login", "redact",
-]  # fmt: skip
+    "Format",
+    "GroupBy",
+    "KeyScope",
+    "NatsServer",
+    "NatsSinkConfig",
+    "OutboxForm",
+    "check_login",
+    "redact",
+]
 
 _STREAM_FORBIDDEN = re.compile(r"[\x00-\x20\x7f.*>/\\]")
 

@@ -22,7 +22,7 @@ _LOGIN = ("password", "token", "credentials_file", "nkey_seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class NatsServer:
     """One server of the `url` list; login data in a URL goes before the settings of the sink."""
 
     host: str
@@ -78,7 +78,7 @@ class NatsLogin(StrictModel):
         return redact(self.url)
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[NatsServer]:
         """The servers of `url`, in its order."""
         return _servers(self.url)
 
@@ -150,7 +150,7 @@ def redact(url: str) -> str:
     return _USERINFO.sub(r"\1", url)
 
 
-def _servers(urls: str) -> list[Server]:
+def _servers(urls: str) -> list[NatsServer]:
     # Where the list does not parse, no part of it is shown that a password could have spilt into.
     shown = "url" if "@" in urls else repr(urls)
     servers = [_server(part.strip(), shown) for part in urls.split(",") if part.strip()]
@@ -159,7 +159,7 @@ def _servers(urls: str) -> list[Server]:
     return servers
 
 
-def _server(url: str, shown: str) -> Server:
+def _server(url: str, shown: str) -> NatsServer:
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         host, port = parts.hostname, parts.port
@@ -174,7 +174,7 @@ def _server(url: str, shown: str) -> Server:
         raise ValueError(f"{shown}: unknown scheme {parts.scheme!r} (expected nats:// or tls://)")
     user = unquote(parts.username) if parts.username else None
     password = unquote(parts.password) if parts.password is not None else None
-    return Server(
+    return NatsServer(
         host,
         port or 4222,
         parts.scheme == "tls",

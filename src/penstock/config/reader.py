@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from penstock.config import contradictions, reserved, yaml_lines
-from penstock.config.consumers import Consumer
+from penstock.config.consumers import HttpConsumer
 from penstock.config.explain import explanation, kind_of, path_in_file, shown, unknown_key
 from penstock.config.models import CONSUMERS, SECTIONS, SINKS, TARGETS
 from penstock.config.nats_consumers import NatsConsumer
@@ -60,7 +60,7 @@ class Parts:
     sources: dict[str, PostgresSource]
     outboxes: dict[str, OutboxSource]
     sinks: dict[str, Sink]
-    consumers: dict[str, Consumer]
+    consumers: dict[str, HttpConsumer]
     nats_consumers: dict[str, NatsConsumer]
     targets: dict[str, Target]
     providers: dict[str, ProviderSettings]
@@ -215,7 +215,7 @@ class Reader:
                         " select tide.relay_set_outbox(…)"
                     )
                     self.problem(("sinks", name, "source"), message)
-        consumers: dict[str, Consumer] = {}
+        consumers: dict[str, HttpConsumer] = {}
         nats_consumers: dict[str, NatsConsumer] = {}
         for name, value in self.parts(root, "consumers") if root.get("consumers") else ():
             consumer = self.typed(CONSUMERS, {"type": "pull"} | value, ("consumers", name))

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_valid
 
 from penstock.config import contradictions, reserved
 from penstock.config.bastion import Bastion
-from penstock.config.consumers import Consumer, WebhookConsumer
+from penstock.config.consumers import HttpConsumer, WebhookConsumer
 from penstock.config.nats_consumers import NatsConsumer, sinks_of
 from penstock.config.providers import ProviderSettings
 from penstock.config.sinks import NatsSinkSettings, Sink, StreamSinkSettings
@@ -74,7 +74,7 @@ class Config(StoreSettings):
     sources: dict[str, PostgresSource]
     sinks: dict[str, Sink]
     outboxes: dict[str, OutboxSource] = Field(default_factory=dict)
-    consumers: dict[str, Consumer] = Field(default_factory=dict)
+    consumers: dict[str, HttpConsumer] = Field(default_factory=dict)
     nats_consumers: dict[str, NatsConsumer] = Field(default_factory=dict)
     targets: dict[str, Target] = Field(default_factory=dict)
     providers: dict[str, ProviderSettings] = Field(default_factory=dict)
@@ -148,7 +148,7 @@ class Config(StoreSettings):
             if isinstance(consumer, WebhookConsumer) and isinstance(target, HttpTarget):
                 self.consumers[name] = joined_webhook(consumer, str(consumer.target), target)
 
-    def _target(self, user: Sink | Consumer | NatsConsumer) -> Target | None:
+    def _target(self, user: Sink | HttpConsumer | NatsConsumer) -> Target | None:
         name = getattr(user, "target", None)
         return None if name is None else self.targets.get(name)
 

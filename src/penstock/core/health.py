@@ -79,7 +79,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class HealthProblem:
     """What is wrong with one thing: how bad it is, why, and what to do; the texts are never empty.
 
     `subject` is what it is about: `store`, `source shop`, `sink orders`, `consumer orders/mail`,
@@ -99,12 +99,12 @@ class Problem:
         object.__setattr__(self, "remedy", self.remedy.strip() or _SEE_LOG)
 
     @classmethod
-    def of(cls, subject: str, level: Level, failure: Failure) -> Problem:
+    def of(cls, subject: str, level: Level, failure: Failure) -> HealthProblem:
         """Return the problem that a failure is for a subject."""
         return cls(subject, level, failure.code, failure.cause, failure.remedy, failure.since)
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Problem:
+    def from_json(cls, body: dict[str, Any]) -> HealthProblem:
         """Return what `as_json` made a dictionary of."""
         since = body.get("since")
         at = None if since is None else datetime.fromisoformat(since).timestamp()
@@ -129,10 +129,10 @@ class Part:
 
     subject: str
     level: Level = Level.READY
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[HealthProblem, ...] = ()
 
     @classmethod
-    def of(cls, subject: str, problems: Iterable[Problem], *, starting: bool = False) -> Part:
+    def of(cls, subject: str, problems: Iterable[HealthProblem], *, starting: bool = False) -> Part:
         """Return a part that is as bad as the worst of its problems."""
         found = tuple(problems)
         least = Level.STARTING if starting else Level.READY
@@ -141,7 +141,7 @@ class Part:
     @classmethod
     def failing(cls, subject: str, level: Level, failure: Failure) -> Part:
         """Return a part with one problem."""
-        return cls.of(subject, [Problem.of(subject, level, failure)])
+        return cls.of(subject, [HealthProblem.of(subject, level, failure)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Health:
         return max((part.level for part in self.parts), default=Level.READY)
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[HealthProblem, ...]:
         """All problems, the worst first."""
         found = [problem for part in self.parts for problem in part.problems]
         return tuple(sorted(found, key=lambda p: -p.level))
@@ -169,7 +169,7 @@ class Health:
     @classmethod
     def from_json(cls, reported: dict[str, Any]) -> Health:
         """Return what `as_json` made a dictionary of; raises `KeyError`, `TypeError`, `ValueError`."""
-        problems = [Problem.from_json(problem) for problem in reported["problems"]]
+        problems = [HealthProblem.from_json(problem) for problem in reported["problems"]]
         return cls(
             tuple(
                 Part(name, Level[level.upper()], tuple(p for p in problems if p.subject == name))

@@ -9,9 +9,9 @@ from typing import Final
 from penstock.core.health import (
     GRACE_SECONDS,
     Failure,
+    HealthProblem,
     Level,
     Part,
-    Problem,
     graced,
     worker_part,
 )
@@ -87,7 +87,7 @@ def sink_part(sink: SinkFacts) -> Part:
     if why is None:
         refused = sink.refused
         return Part.failing(subject, Level.DEGRADED, refused) if refused else Part(subject)
-    problem = Problem.of(subject, Level.DEGRADED, why)
+    problem = HealthProblem.of(subject, Level.DEGRADED, why)
     if sink.state != "attached":
         waiting = f"{sink.backlog} messages wait in the store."
         # What is being delivered is a matter of the past.
@@ -113,13 +113,13 @@ def source_part(source: SourceFacts, now: float, store: Part | None = None) -> P
     subject = f"source {source.name}"
     problems = []
     if (failure := source.failure) is not None:
-        problems.append(Problem.of(subject, graced(failure, now), failure))
+        problems.append(HealthProblem.of(subject, graced(failure, now), failure))
     if (held_up := _held_up(source, now)) is not None:
-        problems.append(Problem.of(subject, Level.FAILED, held_up))
+        problems.append(HealthProblem.of(subject, Level.FAILED, held_up))
     silent = source.reported_at is not None and now - source.reported_at >= SILENCE_SECONDS
     if source.started and silent:
         silence = _silent(now - (source.reported_at or now))
-        problems.append(Problem.of(subject, Level.FAILED, silence))
+        problems.append(HealthProblem.of(subject, Level.FAILED, silence))
     stalled = _stalled(source, now)
     if stalled is not None and not any(p.level is Level.FAILED for p in problems):
         if store is not None and store.level is Level.FAILED:
@@ -128,7 +128,7 @@ def source_part(source: SourceFacts, now: float, store: Part | None = None) -> P
                 stalled, cause=f"{stalled.cause} They wait for the store: {first.cause}",
                 remedy=first.remedy,
             )  # fmt: skip
-        problems.append(Problem.of(subject, Level.FAILED, stalled))
+        problems.append(HealthProblem.of(subject, Level.FAILED, stalled))
     return Part.of(subject, problems, starting=not source.started)
 
 

@@ -18,7 +18,7 @@ import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock.config.consumers import Consumer
+from penstock.config.consumers import HttpConsumer
 from penstock.config.document import Spec
 from penstock.config.models import DEFAULT_TYPES, type_of
 from penstock.config.yaml_lines import Document, filled
@@ -44,7 +44,7 @@ _SCHEMA: Final = queries.load("penstock.streams", "schema.sql")
 
 def settings_in(
     spec: Spec, environ: Mapping[str, str], targets: Mapping[str, Spec]
-) -> Consumer | None:
+) -> HttpConsumer | None:
     """Return a consumer's settings with its variables filled, and what its target has.
 
     `targets` are the specs of all targets. None where the settings can't be used here, and for a
@@ -134,7 +134,7 @@ def follow(
     targets = dict(connection.execute(_SQL["targets"]).fetchall())
     streams = dict(connection.execute(_SQL["streams"]).fetchall())
     served = {row[1]: row for row in connection.execute(_SQL["runtime_consumers"]).fetchall()}
-    made: list[tuple[str, Consumer]] = []
+    made: list[tuple[str, HttpConsumer]] = []
     filters: dict[str, Translated] = {}
     changed: list[tuple[int, str, Jsonb]] = []
     gone: list[int] = []
@@ -268,7 +268,7 @@ def drop(connection: psycopg.Connection[Any], ids: Sequence[int]) -> None:
 
 def _make(
     connection: psycopg.Connection[Any],
-    made: Sequence[tuple[str, Consumer]],
+    made: Sequence[tuple[str, HttpConsumer]],
     streams: Mapping[str, int],
 ) -> dict[str, int]:
     if not made:

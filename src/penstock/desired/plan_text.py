@@ -18,14 +18,14 @@ _LONG: Final = 200
 """How many characters of a value are shown; with `--json` it is whole."""
 
 
-class Part(NamedTuple):
+class LinePart(NamedTuple):
     """A part of a line."""
 
     text: str
     style: Style = "plain"
 
 
-Line = tuple[Part, ...]
+Line = tuple[LinePart, ...]
 
 
 def lines(plan: Mapping[str, Any]) -> Iterator[Line]:
@@ -33,40 +33,43 @@ def lines(plan: Mapping[str, Any]) -> Iterator[Line]:
     for planned in plan["changes"]:
         yield from change_lines(planned)
     if plan["kept"]:
-        yield (Part("No longer in the file; deleted with --prune alone:", "summary"),)
+        yield (LinePart("No longer in the file; deleted with --prune alone:", "summary"),)
         for planned in plan["kept"]:
             yield from change_lines(planned)
     for warning in plan["warnings"]:
-        yield (Part("! ", "warning"), Part(warning))
-    yield (Part(_summary(plan), "summary"),)
+        yield (LinePart("! ", "warning"), LinePart(warning))
+    yield (LinePart(_summary(plan), "summary"),)
 
 
 def change_lines(planned: Mapping[str, Any]) -> Iterator[Line]:
     """Yield the lines of one change as `PlannedChange.shown` has it."""
     action = planned["action"]
-    first = Part(f"{_MARKS[action]} {planned['kind']} {planned['name']}", action)
+    first = LinePart(f"{_MARKS[action]} {planned['kind']} {planned['name']}", action)
     taken_from = planned.get("taken_from")
     if taken_from is None:
         yield (first,)
     else:
-        yield first, Part(f"  which the {taken_from} manages: the file takes it over", "take over")
+        yield (
+            first,
+            LinePart(f"  which the {taken_from} manages: the file takes it over", "take over"),
+        )
     if action == "create":
         for key, value in planned["spec"].items():
-            yield (Part(f"    {key}: {_value(value)}", "value"),)
+            yield (LinePart(f"    {key}: {_value(value)}", "value"),)
     for field in planned["fields"]:
         before, after = _value(field["before"]), _value(field["after"])
         same = field["secret"] and field["before"] == field["after"]
         text = f"{after} (another secret)" if same else f"{before} → {after}"
-        yield (Part(f"    {field['path']}: {text}", "change"),)
+        yield (LinePart(f"    {field['path']}: {text}", "change"),)
     for consequence in planned["consequences"]:
-        yield Part("    ! ", "warning"), Part(consequence)
+        yield LinePart("    ! ", "warning"), LinePart(consequence)
 
 
 def action_lines(action: str, kind: str, name: str, details: Mapping[str, Any]) -> Iterator[Line]:
     """Yield the lines of what was done beside changes, and how."""
-    yield (Part(f"{action} {kind} {name}"),)
+    yield (LinePart(f"{action} {kind} {name}"),)
     for key, value in details.items():
-        yield (Part(f"    {key}: {_value(value)}", "value"),)
+        yield (LinePart(f"    {key}: {_value(value)}", "value"),)
 
 
 def _value(value: Any) -> str:

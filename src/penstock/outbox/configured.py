@@ -12,12 +12,12 @@ from penstock.config.settings import Config
 from penstock.config.sources import OutboxSource, PostgresSource
 from penstock.core.errors import PipelineError, SinkError
 from penstock.outbox.errors import install_error
-from penstock.outbox.pipelines import PUBLICATION, Pipeline, find, source_name
+from penstock.outbox.pipelines import PUBLICATION, StoredPipeline, find, source_name
 from penstock.outbox.sessions import connect, postgres_error
 from penstock.outbox.settings import read
 
 
-def pipelines(source: OutboxSource) -> dict[str, Pipeline]:
+def pipelines(source: OutboxSource) -> dict[str, StoredPipeline]:
     """Return the pipelines of a database's outboxes by their names; raises `CaptureError`."""
     url = source.address
     try:
@@ -32,7 +32,7 @@ def pipelines(source: OutboxSource) -> dict[str, Pipeline]:
 
 
 def configuration(
-    source: OutboxSource, pipeline: Pipeline, environ: Mapping[str, str] = os.environ
+    source: OutboxSource, pipeline: StoredPipeline, environ: Mapping[str, str] = os.environ
 ) -> Config:
     """Return a configuration whose one sink is that of a pipeline, enabled or not.
 

@@ -24,7 +24,7 @@ _INBOX_SQL: Final = queries.load("penstock.outbox.inbox", "inbox.sql")
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class StoredPipeline:
     """A row of `tide.relays` of direction `out` with its checkpoint.
 
     Attributes:
@@ -66,9 +66,9 @@ class InboxPipeline:
     system: int
 
 
-def find(connection: psycopg.Connection[Any]) -> list[Pipeline]:
+def find(connection: psycopg.Connection[Any]) -> list[StoredPipeline]:
     """Return the pipelines from outboxes, of all groups."""
-    with connection.cursor(row_factory=class_row(Pipeline)) as cursor:
+    with connection.cursor(row_factory=class_row(StoredPipeline)) as cursor:
         return cursor.execute(_SQL["pipelines"]).fetchall()
 
 

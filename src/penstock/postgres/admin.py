@@ -30,7 +30,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerSettings:
     """The server's settings and the role's rights."""
 
     version_num: int
@@ -67,7 +67,7 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class TableInfo:
     """A table, or what could be taken for one."""
 
     oid: int
@@ -94,7 +94,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ReplicaIdentity:
     """The replica identity of a table, or of one partition of the table `oid`."""
 
     oid: int
@@ -130,7 +130,7 @@ class Catalog:
     def __init__(self, connection: Connection, source: PostgresSource):
         self.connection = connection
         self.source = source
-        self.server = self._rows(Server, "server")[0]
+        self.server = self._rows(ServerSettings, "server")[0]
 
     def _rows(self, row: type[_R], query: str, **parameters: Any) -> list[_R]:
         with self.connection.cursor(row_factory=class_row(row)) as cursor:
@@ -174,12 +174,12 @@ class Catalog:
         """Return the names of the database's schemas."""
         return {row[0] for row in self.connection.execute(_SQL["schemas"])}
 
-    def relations(self) -> list[Relation]:
+    def relations(self) -> list[TableInfo]:
         """Return all that could be a table in the schemas of the source."""
         schemas = sorted({pattern.schema for pattern in self.source.patterns})
-        return self._rows(Relation, "relations", schemas=schemas)
+        return self._rows(TableInfo, "relations", schemas=schemas)
 
-    def selected(self, relations: Sequence[Relation]) -> list[Relation]:
+    def selected(self, relations: Sequence[TableInfo]) -> list[TableInfo]:
         """Return the tables that the source's patterns select and Postgres can publish.
 
         Partitions are left out: their changes come under the name of their root.
@@ -194,10 +194,10 @@ class Catalog:
             and (not relation.is_partition or (relation.schema, relation.name) in exact)
         ]
 
-    def identities(self, tables: Sequence[Relation]) -> dict[int, list[Identity]]:
+    def identities(self, tables: Sequence[TableInfo]) -> dict[int, list[ReplicaIdentity]]:
         """Return the replica identities of tables, by oid; partitions each have their own."""
-        found: dict[int, list[Identity]] = {table.oid: [] for table in tables}
-        for identity in self._rows(Identity, "identities", oids=list(found)):
+        found: dict[int, list[ReplicaIdentity]] = {table.oid: [] for table in tables}
+        for identity in self._rows(ReplicaIdentity, "identities", oids=list(found)):
             found[identity.oid].append(identity)
         return found
 

@@ -24,7 +24,7 @@ from penstock.postgres.pgoutput import (
     Relation,
     Update,
 )
-from penstock.postgres.progress import Progress
+from penstock.postgres.progress import SlotProgress
 from penstock.postgres.raw_rows import RawRows, raw_rows
 from penstock.postgres.table import Shape, Table, Transaction
 from penstock.postgres.values import Converter
@@ -71,7 +71,7 @@ class Decoder:
         emit: Callable[[Chunk], None],
         is_altered: IsAltered = lambda *_: False,
     ) -> None:
-        self.progress = Progress(start)
+        self.progress = SlotProgress(start)
         self.recent = Recent()
         self.watch: Watch | None = None
         """The table under backfill."""

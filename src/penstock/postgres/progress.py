@@ -12,7 +12,7 @@ from collections import deque
 from penstock.core.message import Position
 
 
-class Progress:
+class SlotProgress:
     """What was read and what is durable, and the LSN that follows from it.
 
     Args:

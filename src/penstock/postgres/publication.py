@@ -10,12 +10,12 @@ from psycopg import sql
 from penstock.core.errors import SetupError
 from penstock.core.tables import TablePattern
 from penstock.core.text import nearest
-from penstock.postgres.admin import Catalog, Publication, Relation
+from penstock.postgres.admin import Catalog, Publication, TableInfo
 
 
 def missing_tables(
     catalog: Catalog,
-    relations: Sequence[Relation],
+    relations: Sequence[TableInfo],
     patterns: Sequence[TablePattern] | None = None,
 ) -> list[tuple[str, str]]:
     """Return a message and a hint for each table that `patterns` name and that is not there.
@@ -113,7 +113,7 @@ class Coverage:
         )
 
 
-def coverage(catalog: Catalog, publication: Publication, selected: Sequence[Relation]) -> Coverage:
+def coverage(catalog: Catalog, publication: Publication, selected: Sequence[TableInfo]) -> Coverage:
     """Compare a publication with what the source asks for."""
     if publication.all_tables:
         return Coverage([], [], [])
@@ -135,7 +135,7 @@ def coverage(catalog: Catalog, publication: Publication, selected: Sequence[Rela
 
 
 def partition_fault(
-    catalog: Catalog, publication: Publication, selected: Sequence[Relation]
+    catalog: Catalog, publication: Publication, selected: Sequence[TableInfo]
 ) -> SetupError | None:
     """Return why partitioned tables can't be published under their own names.
 

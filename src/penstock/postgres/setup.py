@@ -98,7 +98,7 @@ def slot_status(source: PostgresSource) -> SlotStatus:
     with open_catalog(source) as catalog:
         slot = catalog.slot()
         if slot is None:
-            raise slot_missing(catalog)
+            raise _slot_missing(catalog)
         return SlotStatus(
             slot=source.slot,
             confirmed_flush_lsn=slot.confirmed_flush_lsn,
@@ -172,7 +172,7 @@ def slot_fault(catalog: Catalog, slot: Slot) -> SetupError | None:
     return None
 
 
-def slot_missing(catalog: Catalog) -> SetupError:
+def _slot_missing(catalog: Catalog) -> SetupError:
     """Return the error for a slot that is not there."""
     return SetupError(
         "slot_missing",

@@ -32,7 +32,7 @@ _NEXT_ADDRESS_SECONDS: Final = 3.0
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class Answer(NamedTuple):
+class EndpointAnswer(NamedTuple):
     """An endpoint's answer: `retry_after` is that header's value, `start` that of a failure's body."""
 
     status: int
@@ -84,7 +84,9 @@ class Endpoint:
         lines += [f"{name}: {value}" for name, value in named.items()]
         self._head = "\r\n".join(lines).encode("ascii") + b"\r\n"
 
-    async def post(self, body: bytes, headers: bytes, seconds: float, path: str = "") -> Answer:
+    async def post(
+        self, body: bytes, headers: bytes, seconds: float, path: str = ""
+    ) -> EndpointAnswer:
         """Post `body` and return the answer, whatever its status.
 
         Args:
@@ -108,7 +110,7 @@ class Endpoint:
                 "timeout", f"{self.address} gave no answer within {seconds * 1000:.0f} ms"
             ) from None
 
-    async def _post(self, request: bytes) -> Answer:
+    async def _post(self, request: bytes) -> EndpointAnswer:
         if (connection := self._take_idle()) is not None:
             answer = await self._send(connection, request)
             if answer is not None:
@@ -122,7 +124,7 @@ class Endpoint:
             )
         return answer
 
-    async def _send(self, connection: _Connection, request: bytes) -> Answer | None:
+    async def _send(self, connection: _Connection, request: bytes) -> EndpointAnswer | None:
         """Return the answer, None if the connection ended before a byte of one."""
         try:
             answer = await connection.send(request)
@@ -210,9 +212,9 @@ class _Connection(asyncio.Protocol):
         self.used = time.monotonic()
         self.reusable = True
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[Answer | None] | None = None
+        self._waiter: asyncio.Future[EndpointAnswer | None] | None = None
 
-    async def send(self, request: bytes) -> Answer | None:
+    async def send(self, request: bytes) -> EndpointAnswer | None:
         """Send a request and return the answer, None if the connection ended before a byte of one."""
         if self._transport is None or self._transport.is_closing():
             self.reusable = False
@@ -283,7 +285,7 @@ class _Connection(asyncio.Protocol):
         if self._waiter is None or self._waiter.done():
             return
         if self._status:
-            self._waiter.set_result(Answer(self._status, self._retry_after, self._start))
+            self._waiter.set_result(EndpointAnswer(self._status, self._retry_after, self._start))
         else:
             self._fail("bad_answer", "ended in the middle of an answer's headers")
 

@@ -22,7 +22,7 @@ from penstock.config.consumers import WebhookSettings
 from penstock.push import retry
 from penstock.push.ack_buffer import AckBuffer
 from penstock.push.errors import EndpointError
-from penstock.push.http import Answer, Endpoint
+from penstock.push.http import Endpoint, EndpointAnswer
 from penstock.push.paths import path_of
 from penstock.push.quoting import Quoting
 from penstock.push.signing import Signer, request_id
@@ -271,7 +271,7 @@ class Webhook:
         if len(self._waiting) <= self._pace // 2:
             self._free.set()
 
-    def _answered(self, chunk: Chunk, answer: Answer) -> None:
+    def _answered(self, chunk: Chunk, answer: EndpointAnswer) -> None:
         what = f"{self._endpoint.address} answered {answer.status}"
         if 300 <= answer.status < 400:
             what += ": redirects are not followed, give the address it leads to"

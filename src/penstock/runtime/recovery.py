@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from penstock.backfill import tables
-from penstock.backfill.request import OPEN, Backfills, Request
+from penstock.backfill.request import OPEN, BackfillRequest, Backfills
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.message import format_lsn, parse_lsn
@@ -175,9 +175,9 @@ class Recovery:
             end,
         )
 
-    def requests(self) -> tuple[dict[str, list[Request]], list[str]]:
+    def requests(self) -> tuple[dict[str, list[BackfillRequest]], list[str]]:
         """Return the backfills of each sink that bring what the tables hold now, and notes."""
-        found: dict[str, list[Request]] = {}
+        found: dict[str, list[BackfillRequest]] = {}
         notes: list[str] = []
         for name, sink in self._config.sinks_of(self.name).items():
             try:
@@ -187,7 +187,7 @@ class Recovery:
                 continue
             notes += [f"sink {name}: {warning}" for warning in warnings]
             found[name] = [
-                Request(
+                BackfillRequest(
                     self.name, name, read.schema, read.table, sort_by=read.sort_by,
                     rows_total=read.rows,
                 )
@@ -197,7 +197,7 @@ class Recovery:
 
     # -- what is done
 
-    def run(self, requests: Mapping[str, list[Request]]) -> tuple[str, list[int]]:
+    def run(self, requests: Mapping[str, list[BackfillRequest]]) -> tuple[str, list[int]]:
         """Recover, and ask for the backfills; return where the new slot begins, and their numbers."""
         gap = self.gap
         assert gap is not None  # noqa: S101 - for the caller to see to
@@ -213,7 +213,7 @@ class Recovery:
             close_gap(connection, self.name)
         return begins, numbers
 
-    def _cancel_open(self, backfills: Backfills, request: Request) -> None:
+    def _cancel_open(self, backfills: Backfills, request: BackfillRequest) -> None:
         """Cancel a backfill that is under way: what it has read lies before the gap."""
         for found in backfills.find(source=self.name, sink=request.sink, states=OPEN):
             if (found.table_schema, found.table_name) == (request.schema, request.table):

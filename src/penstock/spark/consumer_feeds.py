@@ -24,7 +24,7 @@ from penstock.sinks.selected import mask
 from penstock.sinks.stream import Backlog, Stored
 from penstock.spark import old_keys
 from penstock.spark.consumer_steps import ConsumerRoute
-from penstock.spark.sink_writer import Delivery
+from penstock.spark.sink_writer import SinkDelivery
 
 if TYPE_CHECKING:
     from penstock.spark.writer import Worker
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @dataclass
 class _Feed:
     blocks: SimpleQueue[Block | None]
-    delivery: Future[Delivery]
+    delivery: Future[SinkDelivery]
     fed: int = 0
 
 
@@ -52,7 +52,7 @@ class ConsumerFeeds:
         """How many messages of blocks none of which is a consumer's; those count as filtered."""
 
     @property
-    def deliveries(self) -> dict[str, Future[Delivery]]:
+    def deliveries(self) -> dict[str, Future[SinkDelivery]]:
         """The deliveries that have begun."""
         return {name: feed.delivery for name, feed in self._feeds.items()}
 

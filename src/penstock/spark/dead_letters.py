@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 
-class DeadLetters:
+class DeadLetterFiles:
     """Appends to the files of one folder."""
 
     def __init__(self, folder: Path) -> None:

@@ -22,7 +22,7 @@ from penstock.sinks.stream import Backlog
 from penstock.spark.consumer_feeds import ConsumerFeeds
 from penstock.spark.consumer_steps import ConsumerSteps
 from penstock.spark.routes import size
-from penstock.spark.sink_writer import Delivery, keep_dead_letters
+from penstock.spark.sink_writer import SinkDelivery, keep_dead_letters
 from penstock.spark.steps import Prepared, Steps
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Outcome:
+class PartOutcome:
     """What became of a part.
 
     Attributes:
@@ -63,13 +63,13 @@ class PartWriter:
         self._more = blocks
         self._direct: set[str] = set()
         self._feeds: dict[str, SimpleQueue[Block | None]] = {}
-        self._deliveries: dict[str, Future[Delivery]] = {}
+        self._deliveries: dict[str, Future[SinkDelivery]] = {}
         self._dead: dict[str, list[DeadLetter]] = {}
         self._first: set[str] = set()
         self._consumers = ConsumerFeeds(worker, part, self._floors)
-        self._outcome = Outcome(part)
+        self._outcome = PartOutcome(part)
 
-    def write(self) -> Outcome:
+    def write(self) -> PartOutcome:
         """Write it all; raises `SinkError` for what needs an operator."""
         worker, outcome = self._worker, self._outcome
         done = self._at_once()
@@ -91,7 +91,7 @@ class PartWriter:
             outcome.behind = worker.sees_behind = True
         return outcome
 
-    def _at_once(self) -> dict[str, Delivery] | None:
+    def _at_once(self) -> dict[str, SinkDelivery] | None:
         """Deliver a part from this thread, with nothing written to the store; None where it can't be.
 
         That is one for a single sink, and one that is a single block for sinks that share a connection.
@@ -131,7 +131,7 @@ class PartWriter:
         worker = self._worker
         return bool(worker.streams) or self._part.look or worker.sees_behind
 
-    def _in_threads(self) -> dict[str, Delivery]:
+    def _in_threads(self) -> dict[str, SinkDelivery]:
         try:
             self._outcome.total = self._worker.store.patiently(self._attempt)
         finally:
@@ -143,7 +143,7 @@ class PartWriter:
             wait(deliveries.values())
         done = {name: future.result() for name, future in deliveries.items()}
         for name, filtered in self._consumers.filtered.items():
-            delivery = done.setdefault(name, Delivery())
+            delivery = done.setdefault(name, SinkDelivery())
             delivery.counts = delivery.counts.plus(Counts(filtered=filtered))
         return done
 

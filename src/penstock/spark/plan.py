@@ -79,7 +79,7 @@ class _Part:
     results: Sequence[_Result]
 
 
-class Plan:
+class ExpressionPlan:
     """A source's expressions, ready for Spark.
 
     Attributes:
@@ -139,7 +139,9 @@ class Plan:
         return frame.select("block", F.transform("fields", of).alias("results"))
 
 
-def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None) -> Plan | None:
+def plan(
+    sinks: Mapping[str, Sink], columns: Columns, before: ExpressionPlan | None = None
+) -> ExpressionPlan | None:
     """Return the plan of a source's `sinks`, None where none of them has an expression or transform.
 
     `columns` are those of the source's tables. Where they refuse what a sink has, its plan in
@@ -161,7 +163,7 @@ def plan(sinks: Mapping[str, Sink], columns: Columns, before: Plan | None = None
             parts[name] = _Part(made, of_sink.checked, of_sink.results)
     if not parts:
         return None
-    return Plan(parts, _tables(sinks, parts, columns), refused)
+    return ExpressionPlan(parts, _tables(sinks, parts, columns), refused)
 
 
 def _tables(

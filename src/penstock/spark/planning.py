@@ -22,7 +22,7 @@ from penstock.expressions import Columns, ColumnType, load_columns
 from penstock.expressions.planned import Table
 from penstock.postgres.admin import Catalog, open_catalog
 from penstock.postgres.publication import publish_generated, publishes_generated
-from penstock.spark.plan import Plan, PlanError, plan
+from penstock.spark.plan import ExpressionPlan, PlanError, plan
 from penstock.transforms.base import TransformError
 
 _PAUSES: Final = (0.1, 0.3, 0.6)
@@ -40,7 +40,7 @@ class Planner:
     def __init__(self, source: PostgresSource, sinks: Mapping[str, Sink]) -> None:
         self._source = source
         self._sinks = sinks
-        self._plan: Plan | None = None
+        self._plan: ExpressionPlan | None = None
         self.refused: dict[str, Failure] = {}
         """Why the altered tables refuse sinks' expressions; these sinks keep their plan from before."""
         self.altered: Table | None = None
@@ -49,7 +49,7 @@ class Planner:
         """Up to where all is delivered; this may be in the middle of a transaction."""
         self._in_vain: Counter[Table] = Counter()
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> ExpressionPlan | None:
         """Return the plan by the tables as they are now; raises as `of_source` does.
 
         Once a sink was planned, its plan stays where the tables refuse a new one: messages that it
@@ -64,7 +64,7 @@ class Planner:
         self._plan = made
         return made
 
-    def _seen(self, altered: Table, made: Plan, before: Plan) -> Plan:
+    def _seen(self, altered: Table, made: ExpressionPlan, before: ExpressionPlan) -> ExpressionPlan:
         """Return a plan for the altered table's new columns, once the catalog shows them."""
         for pause in (*_PAUSES, None):
             if made.tables.get(altered) != before.tables.get(altered):
@@ -81,7 +81,7 @@ class Planner:
             made.tables[altered] = {}
         return made
 
-    def _log(self, made: Plan, before: Plan | None) -> None:
+    def _log(self, made: ExpressionPlan, before: ExpressionPlan | None) -> None:
         known_nulls = _nulls(made if before is None else before)
         for (sink, column), tables in _nulls(made).items():
             if new := tables - known_nulls.get((sink, column), set()):
@@ -104,7 +104,7 @@ class Planner:
                 )  # fmt: skip
 
 
-def _nulls(made: Plan) -> dict[tuple[str, str], set[Table]]:
+def _nulls(made: ExpressionPlan) -> dict[tuple[str, str], set[Table]]:
     """Return the tables that lack a column, by sink and column."""
     found: dict[tuple[str, str], set[Table]] = {}
     for checked in made.expressions:
@@ -114,8 +114,8 @@ def _nulls(made: Plan) -> dict[tuple[str, str], set[Table]]:
 
 
 def of_source(
-    source: PostgresSource, sinks: Mapping[str, Sink], before: Plan | None = None
-) -> Plan | None:
+    source: PostgresSource, sinks: Mapping[str, Sink], before: ExpressionPlan | None = None
+) -> ExpressionPlan | None:
     """Return the plan of a source, by its tables as they are now; None where it needs none.
 
     Raises `SetupError` where the tables can't be read, and, with the code `expression`, where

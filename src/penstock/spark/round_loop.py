@@ -24,7 +24,7 @@ from penstock.postgres.chunk import Chunk
 from penstock.postgres.reads import Reads
 from penstock.spark.lane_server import Event, Joined, LaneServer, Lost, await_open
 from penstock.spark.lanes import LAST, MORE
-from penstock.spark.rounds import Part, Rounds
+from penstock.spark.rounds import PendingPart, Rounds
 from penstock.spark.settled import Settled, Settlement
 
 _INTERVAL: Final = 0.003
@@ -90,7 +90,7 @@ class RoundLoop:
         self._drained = False
         self._linger = self._lingers_until = 0.0
         self._not_before = 0.0
-        self._sent: list[Part] = []
+        self._sent: list[PendingPart] = []
         self._opened: tuple[int, float] | None = None  # the batch, and when its first lane came
         self._rows = 0  # of this batch
         self._ends: dict[int, Position] = {}  # of the last batches
@@ -323,7 +323,7 @@ class RoundLoop:
             self.finished = True
         return self.finished
 
-    def _send(self, parts: Sequence[Part]) -> None:
+    def _send(self, parts: Sequence[PendingPart]) -> None:
         for part in parts:
             *values, last = part.packed()
             for value in values:

@@ -34,7 +34,7 @@ _AHEAD: Final = 3
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class PendingPart:
     """A part of a round.
 
     Attributes:
@@ -82,9 +82,9 @@ class Rounds:
         """Set when a round is done that stood alone, or is of a backfill, which waits for it."""
         self._in_step = in_step
         self._falls = 0  # reports that a sink is behind
-        self._lanes: dict[int, deque[Part]] = {}  # what each has not reported
-        self._orphans: deque[Part] = deque()
-        self._parts: dict[int, tuple[_Round, Part]] = {}
+        self._lanes: dict[int, deque[PendingPart]] = {}  # what each has not reported
+        self._orphans: deque[PendingPart] = deque()
+        self._parts: dict[int, tuple[_Round, PendingPart]] = {}
         self._rounds: deque[_Round] = deque()
         self._home: dict[int, int] = {}
         self._busy: dict[int, int] = {}  # parts that have messages of a split
@@ -116,21 +116,21 @@ class Rounds:
         """Whether a small round would wait in its lane for a part before it."""
         return len(self._parts) >= (1 if self._in_step else len(self._lanes))
 
-    def offer(self, start: Position, end: Position, chunks: Sequence[Chunk]) -> list[Part]:
+    def offer(self, start: Position, end: Position, chunks: Sequence[Chunk]) -> list[PendingPart]:
         """Take the next round, (start, end]; return the parts to hand out now, perhaps none yet."""
         self._next = chunks, start, end
         return self._begin()
 
     # -- lanes
 
-    def join(self, lane: int) -> list[Part]:
+    def join(self, lane: int) -> list[PendingPart]:
         """Note that a lane takes parts; return those to hand to it now."""
         self._lanes[lane] = deque()
         moved = self._move(self._orphans, lane)
         self._orphans.clear()
         return moved + self._begin()
 
-    def lose(self, lane: int) -> list[Part]:
+    def lose(self, lane: int) -> list[PendingPart]:
         """Note that a lane is gone, with what it had not reported; return what others get instead."""
         gone = self._lanes.pop(lane, None)
         if gone is None:
@@ -144,7 +144,7 @@ class Rounds:
         """Note that all lanes end; there is nothing that they have not reported."""
         self._lanes.clear()
 
-    def _move(self, parts: Iterable[Part], lane: int) -> list[Part]:
+    def _move(self, parts: Iterable[PendingPart], lane: int) -> list[PendingPart]:
         moved = list(parts)
         for part in moved:
             part.lane = lane
@@ -161,7 +161,7 @@ class Rounds:
         found = self._parts.get(id_)
         return None if found is None else found[0].end
 
-    def done(self, id_: int, behind: bool | None = None) -> list[Part]:
+    def done(self, id_: int, behind: bool | None = None) -> list[PendingPart]:
         """Note that a part is durable; return the parts to hand out now.
 
         `behind`: whether its task has found, or put, a sink behind; None where it did not look. What was
@@ -182,7 +182,7 @@ class Rounds:
         self._settle()
         return self._begin()
 
-    def _begin(self) -> list[Part]:
+    def _begin(self) -> list[PendingPart]:
         """Make the parts of the round that waits, if it may begin."""
         if self._next is None or not self._lanes:
             return []
@@ -205,7 +205,7 @@ class Rounds:
         start: Position,
         placed: Sequence[tuple[int, frozenset[int], pa.RecordBatch]],
         sink: str | None,
-    ) -> list[Part]:
+    ) -> list[PendingPart]:
         plan = secrets.randbits(63)
         made = []
         for number, (lane, splits, messages) in enumerate(placed):
@@ -214,7 +214,7 @@ class Rounds:
                 start, round_.end, number, len(placed), plan, sink, self._ids, self.confirmed,
                 self.look,
             )  # fmt: skip
-            part = Part(lane, splits, meta, messages, self._falls)
+            part = PendingPart(lane, splits, meta, messages, self._falls)
             self._parts[self._ids] = round_, part
             self._lanes[lane].append(part)
             for split in splits:

@@ -15,7 +15,7 @@ from penstock.core.errors import SinkError
 from penstock.sinks.nats.login import by_login
 from penstock.sinks.nats.together import Together, may_share
 from penstock.spark.audience import Audience, rows_by_kind
-from penstock.spark.sink_writer import PATIENCE, Delivery, SinkWriter
+from penstock.spark.sink_writer import PATIENCE, SinkDelivery, SinkWriter
 
 _FEW: Final = 1_000
 """So many messages are shared out by kind; of more, each sink finds its own in all of them."""
@@ -55,11 +55,11 @@ class SharedSinks:
         """Close the connection."""
         self._together.close()
 
-    def deliver(self, block: Block, names: Set[str]) -> dict[str, Delivery]:
+    def deliver(self, block: Block, names: Set[str]) -> dict[str, SinkDelivery]:
         """Publish a part that is one block to some of the sinks; see `SinkWriter.deliver`."""
         done, tasks = {}, {}
         for name, its_block in self._shared_out(block, names):
-            writer, delivery = self._writers[name], Delivery()
+            writer, delivery = self._writers[name], SinkDelivery()
             messages = writer.prepare(its_block, delivery)
             task = self._together.task(writer.settings, self._encoders[name], messages)
             done[name] = delivery

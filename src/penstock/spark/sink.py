@@ -34,7 +34,7 @@ from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SinkError
 from penstock.core.message import WIRE_SCHEMA
 from penstock.sinks.nats.sink import NatsSink
-from penstock.spark.dead_letters import DeadLetters
+from penstock.spark.dead_letters import DeadLetterFiles
 from penstock.spark.message_schema import to_wire
 
 _SPARKS_OWN: Final = frozenset(
@@ -120,7 +120,7 @@ class JetStreamWriter(DataSourceStreamArrowWriter):
             for letter in message.dead
         ]
         if letters:
-            DeadLetters(self._options.deadletters).append(self._options.name, letters)
+            DeadLetterFiles(self._options.deadletters).append(self._options.name, letters)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: what was published stays, and the batch's next run repeats it harmlessly."""

@@ -32,7 +32,7 @@ PATIENCE: Final = 1.0
 
 
 @dataclass
-class Delivery:
+class SinkDelivery:
     """What a NATS sink took of a part; `error` is why it did not take the rest."""
 
     delivered: int = 0
@@ -85,13 +85,13 @@ class SinkWriter:
         """Return what makes its frames for a connection that it shares."""
         return together.encoder(self.settings, self.name, self._source, self.steps.route.uuid)
 
-    def prepare(self, block: Block, done: Delivery) -> pa.RecordBatch:
+    def prepare(self, block: Block, done: SinkDelivery) -> pa.RecordBatch:
         """Return what is to be published of a block of which nothing is counted yet."""
         prepared = self.steps(block)
         self._note(done, Written(dead=prepared.dead), False, prepared.filtered)
         return prepared.messages
 
-    def end(self, task: Task, done: Delivery, took: float) -> None:
+    def end(self, task: Task, done: SinkDelivery, took: float) -> None:
         """Note what a task has published, and publish the rest over a connection of its own."""
         self._note(done, task.partly_written() if task.rows.left else task.written, False)
         if not task.rows.left:
@@ -110,12 +110,12 @@ class SinkWriter:
         self.steps.close()
         self._sink.close()
 
-    def deliver(self, blocks: Iterator[Block], floor: Position | None) -> Delivery:
+    def deliver(self, blocks: Iterator[Block], floor: Position | None) -> SinkDelivery:
         """Publish a part's blocks, and give back what the sink does not take in time.
 
         What lies up to `floor` is counted already.
         """
-        done = Delivery()
+        done = SinkDelivery()
         left = self._patience
         for block in blocks:
             prepared, counted = self.steps(block), is_counted(block, floor)
@@ -136,7 +136,7 @@ class SinkWriter:
                 done.rest.append(rest)
         return done
 
-    def _note(self, done: Delivery, written: Written, counted: bool, filtered: int = 0) -> None:
+    def _note(self, done: SinkDelivery, written: Written, counted: bool, filtered: int = 0) -> None:
         """Note what became of messages, and count those that were not `counted` before."""
         keep_dead_letters(self._reporter, self.name, written)
         done.delivered += written.delivered

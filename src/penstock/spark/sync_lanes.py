@@ -22,7 +22,7 @@ from penstock.core import log as logging
 from penstock.core.errors import SparkError
 from penstock.spark.lanes import AGAIN, END, LENGTH, READ_SIZE, connected, frames
 from penstock.syncs.jobs import decode_job
-from penstock.syncs.lane import Lane
+from penstock.syncs.lane import JobLane
 
 DDL: Final = "jobs bigint"
 _SCHEMA: Final = pa.schema([pa.field("jobs", pa.int64())])
@@ -67,7 +67,7 @@ def work(partition: SyncLane) -> Iterator[pa.RecordBatch]:
                 except OSError:
                     return  # the driver is gone, or this lane's end has come
 
-        lane: Lane | None = None
+        lane: JobLane | None = None
         with sock, sock.makefile("rb", READ_SIZE) as made:
             try:
                 for kind, data in frames(cast("IO[bytes]", made)):
@@ -75,7 +75,7 @@ def work(partition: SyncLane) -> Iterator[pa.RecordBatch]:
                         break
                     if kind == OPEN:
                         store, records, slots = msgspec.msgpack.decode(data)
-                        lane = Lane(store, records, slots, send)
+                        lane = JobLane(store, records, slots, send)
                     elif lane is not None:
                         jobs += kind == JOB
                         _take(lane, kind, data)
@@ -92,7 +92,7 @@ def work(partition: SyncLane) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pylist([{"jobs": jobs}], schema=_SCHEMA)
 
 
-def _take(lane: Lane, kind: bytes, data: bytes) -> None:
+def _take(lane: JobLane, kind: bytes, data: bytes) -> None:
     if kind == CLIENT:
         # The other end has proved that it has the query's key.
         lane.define(*pickle.loads(data))  # noqa: S301 - see above

@@ -20,10 +20,10 @@ import structlog
 from penstock.core.errors import CaptureError
 from penstock.spark.lane_server import Event, Joined, LaneServer, Lost, await_open
 from penstock.spark.sync_lanes import CLIENT, GRANT, JOB, OPEN, STOP, YIELD
-from penstock.syncs.budget import Answer, Budget
-from penstock.syncs.controls import Asked
+from penstock.syncs.budget import ApiLimits, CredentialBudget
+from penstock.syncs.controls import SyncCommand
 from penstock.syncs.jobs import encode, report_of
-from penstock.syncs.lane import Client
+from penstock.syncs.lane import JobClient
 from penstock.syncs.schedule import Scheduler
 from penstock.syncs.setup import Setup
 from penstock.syncs.shown import Shown, shown
@@ -67,9 +67,9 @@ class SyncLoop:
         self._on_shown = on_shown
         self._setup = Setup()
         self._paused: set[str] = set()
-        self._asked: list[Asked] = []  # of syncs that are not configured here yet
+        self._asked: list[SyncCommand] = []  # of syncs that are not configured here yet
         self._obeyed: list[int] = []
-        self._budgets: dict[str, Budget] = {}
+        self._budgets: dict[str, CredentialBudget] = {}
         self._scheduler = Scheduler(SLOTS, self._concurrency, time.time_ns())
         self._known: dict[int, set[int]] = {}  # by lane: the clients that it was sent
         self._numbers: dict[str, int] = {}  # of the clients, by sync: syncs share one that is equal
@@ -151,7 +151,7 @@ class SyncLoop:
     def _note_stored(self, keys: list[Key]) -> None:
         self._call(lambda now: self._scheduler.stored(keys, now))
 
-    def _note_asked(self, asked: list[Asked], paused: set[str]) -> None:
+    def _note_asked(self, asked: list[SyncCommand], paused: set[str]) -> None:
         if asked or paused != self._paused:
             self._call(lambda now: self._obey(asked, paused, now))
 
@@ -182,7 +182,7 @@ class SyncLoop:
             self._server.close()  # so that the tasks end, and the query with them
 
     def _configure(self, setup: Setup, known: Mapping[Key, Any], now: float) -> None:
-        shared: dict[tuple[str, str], tuple[int, Client]] = {}
+        shared: dict[tuple[str, str], tuple[int, JobClient]] = {}
         for sync, client in setup.clients.items():
             of = client.credential, client.provider
             if of not in shared or shared[of][1] != client:
@@ -195,7 +195,7 @@ class SyncLoop:
             self._numbers[sync] = shared[of][0]
         self._setup = setup
         for name, limit in setup.limits.items():
-            self._budgets.setdefault(name, Budget(limit)).limit = limit
+            self._budgets.setdefault(name, CredentialBudget(limit)).limit = limit
         self.configured = True
         self._schedule(known, now)
         self._obey([], self._paused, now)
@@ -207,7 +207,7 @@ class SyncLoop:
         ]
         self._scheduler.configure(syncs, known, now)
 
-    def _obey(self, asked: list[Asked], paused: set[str], now: float) -> None:
+    def _obey(self, asked: list[SyncCommand], paused: set[str], now: float) -> None:
         if paused != self._paused:
             self._paused = paused
             self._schedule({}, now)
@@ -225,7 +225,7 @@ class SyncLoop:
                 self._asked.append(one)
 
     def _concurrency(self, credential: str) -> int:
-        return self._budgets.get(credential, Budget(Limit())).limit.concurrency
+        return self._budgets.get(credential, CredentialBudget(Limit())).limit.concurrency
 
     def _open(self, batch: int) -> None:
         self._opened, self._due, self._ending = (batch, math.inf), math.inf, None
@@ -268,12 +268,12 @@ class SyncLoop:
             self._scheduler.report(report_of(report), now)
             return
         kind, credential, number, *of = report
-        budget = self._budgets.setdefault(credential, Budget(Limit()))
+        budget = self._budgets.setdefault(credential, CredentialBudget(Limit()))
         ticket = lane, number
         if kind == "ask":
             budget.ask(ticket, first=of[0])
         elif kind == "answered":
-            budget.answered(ticket, Answer(*of), now)
+            budget.answered(ticket, ApiLimits(*of), now)
         else:
             budget.cancel(ticket)
 

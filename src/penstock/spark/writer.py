@@ -31,7 +31,7 @@ from penstock.sinks.stream import StreamRoute
 from penstock.spark.audience import Audience
 from penstock.spark.consumer_steps import ConsumerRoute, ConsumerSteps
 from penstock.spark.lanes import Reports
-from penstock.spark.part_writer import Outcome, PartWriter
+from penstock.spark.part_writer import PartOutcome, PartWriter
 from penstock.spark.routes import Route
 from penstock.spark.shared_sinks import shared
 from penstock.spark.sink_plan import SinkPlan
@@ -141,7 +141,7 @@ class Worker:
                 reports.close()
         return total
 
-    def write(self, first: Block, more: Iterator[Block | Opening]) -> Outcome:
+    def write(self, first: Block, more: Iterator[Block | Opening]) -> PartOutcome:
         """Write the part whose blocks are `first` and the next ones of `more`."""
         assert first.part is not None  # noqa: S101 - the rounds' parts are named
         return PartWriter(self, first.part, _until_last(first, more)).write()

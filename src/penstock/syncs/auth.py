@@ -29,7 +29,7 @@ _EARLY: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class OAuthTokens:
     """Tokens of OAuth 2; `expires_at` is in seconds since 1970."""
 
     access_token: str
@@ -40,10 +40,12 @@ class Tokens:
 class TokenKeeper(Protocol):
     """Keeps the tokens of one credential, for all processes that use it."""
 
-    def load(self) -> Tokens | None:
+    def load(self) -> OAuthTokens | None:
         """Return the tokens that are kept."""
 
-    def renew(self, stale: Tokens | None, ask: Callable[[Tokens | None], Tokens]) -> Tokens:
+    def renew(
+        self, stale: OAuthTokens | None, ask: Callable[[OAuthTokens | None], OAuthTokens]
+    ) -> OAuthTokens:
         """Return tokens other than `stale`.
 
         Those are the ones that another process has got, or else what `ask` returns, which is kept.
@@ -54,16 +56,18 @@ class TokenKeeper(Protocol):
 class LocalTokens:
     """Keeps tokens in memory; `changed` is called with new ones."""
 
-    def __init__(self, changed: Callable[[Tokens], object] | None = None) -> None:
+    def __init__(self, changed: Callable[[OAuthTokens], object] | None = None) -> None:
         self._lock: Final = threading.Lock()
         self._changed: Final = changed
-        self._tokens: Tokens | None = None
+        self._tokens: OAuthTokens | None = None
 
-    def load(self) -> Tokens | None:
+    def load(self) -> OAuthTokens | None:
         """Return the tokens that are kept."""
         return self._tokens
 
-    def renew(self, stale: Tokens | None, ask: Callable[[Tokens | None], Tokens]) -> Tokens:
+    def renew(
+        self, stale: OAuthTokens | None, ask: Callable[[OAuthTokens | None], OAuthTokens]
+    ) -> OAuthTokens:
         """Return tokens other than `stale`."""
         with self._lock:
             if self._tokens is None or self._tokens == stale:
@@ -117,7 +121,7 @@ class OAuthSigner:
     ) -> None:
         self._settings: Final = settings
         self._keeper: Final[TokenKeeper] = LocalTokens() if keeper is None else keeper
-        self._tokens: Tokens | None = None
+        self._tokens: OAuthTokens | None = None
 
     @property
     def secrets(self) -> Iterable[str]:
@@ -142,7 +146,7 @@ class OAuthSigner:
         self._tokens = self._keeper.renew(self._tokens, lambda kept: self._asked(kept, send))
         return True
 
-    def _asked(self, kept: Tokens | None, send: Send) -> Tokens:
+    def _asked(self, kept: OAuthTokens | None, send: Send) -> OAuthTokens:
         settings = self._settings
         data = {"client_id": settings.client_id}
         if settings.client_secret:
@@ -168,7 +172,9 @@ class OAuthSigner:
                 remedy="Log in again, and give the credential what it gets.",
             ) from None
         seconds = answer.expires_in or settings.default_token_expiration
-        return Tokens(answer.access_token, time.time() + seconds, answer.refresh_token or refresh)
+        return OAuthTokens(
+            answer.access_token, time.time() + seconds, answer.refresh_token or refresh
+        )
 
 
 class _TokenAnswer(msgspec.Struct):

@@ -24,7 +24,7 @@ _MOST_HELD_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiLimits:
     """What an answer has of the API's own limits; times in seconds from now.
 
     `limited`: it was refused for them, a 429. `remaining` requests are left for `reset` seconds.
@@ -41,7 +41,7 @@ Ticket = tuple[int, int]
 
 
 @dataclass
-class Budget:
+class CredentialBudget:
     """The requests of one credential; `limit` may change at any time."""
 
     limit: Limit
@@ -63,7 +63,7 @@ class Budget:
         """Have a request wait for its turn."""
         (self._first if first else self._later).append(ticket)
 
-    def answered(self, ticket: Ticket, answer: Answer, now: float) -> None:
+    def answered(self, ticket: Ticket, answer: ApiLimits, now: float) -> None:
         """Note that a request has its answer."""
         self._under_way.discard(ticket)
         if answer.limited:

@@ -25,7 +25,7 @@ Command = Literal["run", "backfill", "resume"]
 """`run`: poll now; `backfill`: read all again; `resume`: go on after a question or a failed login."""
 
 
-class Asked(NamedTuple):
+class SyncCommand(NamedTuple):
     """A command that is not done; without a collection it is for all of the sync."""
 
     sync: UUID
@@ -86,10 +86,10 @@ class SyncControls:
         with self._store.connection() as connection:
             return {row[0] for row in connection.execute(_SQL["paused"])}
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[SyncCommand]:
         """Return what is not done yet, oldest first."""
         with self._store.connection() as connection:
-            return [Asked(*row) for row in connection.execute(_SQL["asked"]).fetchall()]
+            return [SyncCommand(*row) for row in connection.execute(_SQL["asked"]).fetchall()]
 
     def status(self, syncs: Iterable[UUID]) -> dict[UUID, SyncStatus]:
         """Return what is shown of syncs, by id."""

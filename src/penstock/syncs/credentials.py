@@ -17,7 +17,7 @@ import psycopg
 
 from penstock.core import queries
 from penstock.core.errors import StoreError
-from penstock.syncs.auth import Tokens
+from penstock.syncs.auth import OAuthTokens
 from penstock.syncs.errors import SyncError
 
 KEY_VARIABLE: Final = "PENSTOCK_SECRET_KEY"
@@ -130,14 +130,16 @@ class StoredTokens:
         self._credential: Final = credential
         self._origin: Final = hashlib.sha256(origin.encode()).hexdigest()[:16]
 
-    def load(self) -> Tokens | None:
+    def load(self) -> OAuthTokens | None:
         """Return the tokens that are kept."""
         with self._connect() as connection:
             return self._kept(connection)
 
-    def renew(self, stale: Tokens | None, ask: Callable[[Tokens | None], Tokens]) -> Tokens:
+    def renew(
+        self, stale: OAuthTokens | None, ask: Callable[[OAuthTokens | None], OAuthTokens]
+    ) -> OAuthTokens:
         """Return tokens other than `stale`, under a lock of the credential."""
-        tokens: Tokens | None = None
+        tokens: OAuthTokens | None = None
         try:
             with self._own() as connection, connection.transaction():
                 connection.execute(_SQL["lock"], [self._credential])
@@ -154,14 +156,16 @@ class StoredTokens:
                 self._save(connection, tokens)
         return tokens
 
-    def _kept(self, connection: psycopg.Connection[Any]) -> Tokens | None:
+    def _kept(self, connection: psycopg.Connection[Any]) -> OAuthTokens | None:
         return self._opened(connection.execute(_SQL["load"], [self._credential]).fetchone())
 
-    def _save(self, connection: psycopg.Connection[Any], tokens: Tokens) -> None:
+    def _save(self, connection: psycopg.Connection[Any], tokens: OAuthTokens) -> None:
         sealed = self._key.seal(msgspec.json.encode(tokens), self._credential)
         connection.execute(_SQL["save"], [self._credential, self._origin, self._key.key_id, sealed])
 
-    def _opened(self, row: Any) -> Tokens | None:
+    def _opened(self, row: Any) -> OAuthTokens | None:
         if row is None or row[0] != self._origin:
             return None
-        return msgspec.json.decode(self._key.open(row[1], row[2], self._credential), type=Tokens)
+        return msgspec.json.decode(
+            self._key.open(row[1], row[2], self._credential), type=OAuthTokens
+        )

@@ -13,9 +13,9 @@ from penstock.core.backoff import wait_after
 from penstock.syncs.connectors.contract import Deletes, Kind
 from penstock.syncs.errors import PAUSING
 from penstock.syncs.flight import Flight
-from penstock.syncs.jobs import FINISH, Job, PageDone, Planned, Problem, Swept
-from penstock.syncs.progress import Failed, Progress, Run
-from penstock.syncs.sync import Key, Sync
+from penstock.syncs.jobs import FINISH, Job, JobFailure, PageDone, Planned, Swept
+from penstock.syncs.progress import CollectionFailure, CollectionProgress, CollectionRun
+from penstock.syncs.sync import Key, SyncSettings
 
 FIRST: Final = (Kind.POLL, Kind.EVENTS)
 """What a backfill and a sweep make room for."""
@@ -30,11 +30,11 @@ _JITTER: Final = 0.25
 class Entry:
     """A collection of a sync; `progress` is what is stored of it."""
 
-    def __init__(self, sync: Sync, progress: Progress) -> None:
+    def __init__(self, sync: SyncSettings, progress: CollectionProgress) -> None:
         self.sync = sync
         self.progress = progress
         self.flights: dict[int, Flight] = {}
-        self.runs: dict[Kind, Run] = {}
+        self.runs: dict[Kind, CollectionRun] = {}
         self.queued: Literal["first", "later"] | None = None
         """In which of its credential's queues it waits."""
         self.queued_in = ""
@@ -66,7 +66,7 @@ class Entry:
 
     # -- what comes next
 
-    def choose(self, now: float) -> Run | None:
+    def choose(self, now: float) -> CollectionRun | None:
         """Return the run that is to go on now, which may begin with that; None: nothing is due."""
         if not self.runs_now:
             return None
@@ -92,7 +92,7 @@ class Entry:
             return None
         return min((self._at(kind) for kind in self._order if kind in FIRST), default=None)
 
-    def makes_room(self, chosen: Run | None) -> bool:
+    def makes_room(self, chosen: CollectionRun | None) -> bool:
         """Return whether what lanes have can wait: it is to end where it can go on."""
         running = self.running
         if running is None or chosen is None or running is chosen:
@@ -108,7 +108,7 @@ class Entry:
         return not self.runs_now or self.runs.get(running.kind) is not running
 
     @property
-    def running(self) -> Run | None:
+    def running(self) -> CollectionRun | None:
         """The run that lanes have jobs of."""
         return next((flight.run for flight in self.flights.values()), None)
 
@@ -149,16 +149,16 @@ class Entry:
         if self.progress.backfilled_at is None and Kind.BACKFILL not in self.runs:
             self.start_backfill(now)
 
-    def _run(self, kind: Kind, now: float) -> Run:
+    def _run(self, kind: Kind, now: float) -> CollectionRun:
         if kind not in self.runs:
             progress = self.progress
-            self.runs[kind] = Run(
+            self.runs[kind] = CollectionRun(
                 kind, now, begun=progress.cursor_of(kind), newest=progress.newest,
                 confirmed=progress.confirmed if kind is Kind.SWEEP else 0,
             )  # fmt: skip
         return self.runs[kind]
 
-    def next_slice(self, run: Run) -> tuple[bool, int | None]:
+    def next_slice(self, run: CollectionRun) -> tuple[bool, int | None]:
         """Return whether there is a job of a run to hand out, and of which slice; None: of the plan."""
         taken = {flight.slice for flight in self.flights.values()}
         if run.slices is None:
@@ -169,7 +169,9 @@ class Entry:
         ends = run.kind is Kind.SWEEP and run.is_read and not self.flights
         return (ends, FINISH) if ends else (False, None)
 
-    def take(self, number: int, lane: int, run: Run, slice_: int | None, now: float) -> Job:
+    def take(
+        self, number: int, lane: int, run: CollectionRun, slice_: int | None, now: float
+    ) -> Job:
         """Return a job, numbered `number`, which a lane has from now on."""
         progress, sync = self.progress, self.sync
         part = None if slice_ in (None, FINISH) or run.slices is None else run.slices[slice_ or 0]
@@ -229,7 +231,7 @@ class Entry:
         if not self.flights and run.is_over:
             self._complete(run, now)
 
-    def _complete(self, run: Run, now: float) -> None:
+    def _complete(self, run: CollectionRun, now: float) -> None:
         progress, sync, kind = self.progress, self.sync, run.kind
         del self.runs[kind]
         progress.failed.pop(kind, None)
@@ -251,13 +253,13 @@ class Entry:
             progress.due[kind] = max(run.started_at + sync.frequency, now + _CONTINUOUS_SECONDS)
             self._holds_until = now + max(_LEAST_SHARE_SECONDS, now - run.started_at)
 
-    def _check_cursor(self, run: Run, now: float) -> None:
+    def _check_cursor(self, run: CollectionRun, now: float) -> None:
         progress = self.progress
         if progress.facts is None or not progress.facts.has_cursor:
             progress.stuck = None
         elif run.is_stuck:
             since = now if progress.stuck is None else progress.stuck.since
-            progress.stuck = Failed(
+            progress.stuck = CollectionFailure(
                 "cursor_stuck",
                 f"Records of {progress.collection} came while the cursor did not move: each poll reads"
                 " them again, and may miss others.",
@@ -267,7 +269,7 @@ class Entry:
         elif run.has_moved:
             progress.stuck = None
 
-    def failed(self, flight: Flight, problem: Problem, now: float) -> None:
+    def failed(self, flight: Flight, problem: JobFailure, now: float) -> None:
         """Note that a job failed; a failure of the credential holds until that changes."""
         progress, run = self.progress, flight.run
         if self.runs.get(run.kind) is not run:
@@ -279,7 +281,7 @@ class Entry:
         is_credential = problem.code in PAUSING
         first, most = _TRANSIENT if problem.transient else _LASTING
         wait = max(wait_after(failures, first, most, _JITTER), problem.retry_after or 0.0)
-        progress.failed[run.kind] = Failed(
+        progress.failed[run.kind] = CollectionFailure(
             problem.code, problem.cause, problem.remedy, now if before is None else before.since,
             failures, None if is_credential else now + wait,
             self.sync.credential_version if is_credential else None, flight.slice,
@@ -298,7 +300,7 @@ class Entry:
         if self.progress.backfilled_at is None and self.progress.backfill is not None:
             return  # the cursor that it began with covers what was deleted since
         self.runs.pop(Kind.SWEEP, None)
-        run = Run(Kind.BACKFILL, now, newest=self.progress.newest)
+        run = CollectionRun(Kind.BACKFILL, now, newest=self.progress.newest)
         self.runs[Kind.BACKFILL] = self.progress.backfill = run
         self.progress.failed.pop(Kind.BACKFILL, None)
 

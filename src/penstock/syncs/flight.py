@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.syncs.jobs import Job, PageDone
-from penstock.syncs.progress import Run
+from penstock.syncs.progress import CollectionRun
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Flight:
 
     job: Job
     lane: int
-    run: Run
+    run: CollectionRun
     slice: int | None
     credential: str
     since: float

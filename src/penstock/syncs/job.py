@@ -38,13 +38,13 @@ from penstock.syncs.jobs import (
     Ended,
     Facts,
     Job,
+    JobFailure,
     PageDone,
     Planned,
-    Problem,
     Report,
     Swept,
 )
-from penstock.syncs.records.rows import Refused
+from penstock.syncs.records.rows import RefusedObject
 from penstock.syncs.records.sweep import Sweeps
 from penstock.syncs.records.writer import RecordWriter
 
@@ -124,13 +124,13 @@ def run(job: Job, tools: Tools, control: Control, report: Callable[[Report], Non
     except Yielded:
         yielded = True
     except SyncError as error:
-        problem = Problem(
+        problem = JobFailure(
             error.code, error.message, error.remedy, error.transient, error.retry_after
         )
     except PenstockError as error:  # the store is away, for one
-        problem = Problem(error.code, error.message, error.remedy, transient=True)
+        problem = JobFailure(error.code, error.message, error.remedy, transient=True)
     except Exception as error:  # a connector is anybody's code
-        problem = Problem(
+        problem = JobFailure(
             "connector",
             f"The connector fails for {job.collection}: {type(error).__name__}: {str(error)[:300]}.",
             _DEFECT,
@@ -277,7 +277,7 @@ class _Work:
             seconds=self._job.max_age
         )
 
-    def _letter(self, of: Unreadable | Refused) -> DeadLetter:
+    def _letter(self, of: Unreadable | RefusedObject) -> DeadLetter:
         # What can't be read comes again with each overlap: it is one dead letter.
         of_text = xxh3_64_hexdigest(of.text.encode(errors="replace"))
         key = f"{self._job.sync}:{self._job.collection}:{of_text}"

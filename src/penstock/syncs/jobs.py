@@ -89,7 +89,7 @@ class PageDone(msgspec.Struct, frozen=True, array_like=True, tag="page"):
     is_last: bool = False
 
 
-class Problem(msgspec.Struct, frozen=True, array_like=True):
+class JobFailure(msgspec.Struct, frozen=True, array_like=True):
     """Why a job failed: the fields of a `SyncError`."""
 
     code: str
@@ -104,7 +104,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
     job: int
     yielded: bool = False
-    problem: Problem | None = None
+    problem: JobFailure | None = None
     requests: int = 0
 
 

@@ -24,7 +24,7 @@ from penstock.syncs.credentials import SecretKey, StoredTokens
 from penstock.syncs.entry import FIRST
 from penstock.syncs.errors import SyncError
 from penstock.syncs.job import SINK, Control, Yielded, run
-from penstock.syncs.jobs import Ended, Job, Problem, Report
+from penstock.syncs.jobs import Ended, Job, JobFailure, Report
 from penstock.syncs.rate_headers import rate_limit, retry_after
 from penstock.syncs.records.sweep import Sweeps
 from penstock.syncs.records.writer import RecordWriter
@@ -38,7 +38,7 @@ _TOO_MANY: Final = 429
 
 
 @dataclass(frozen=True)
-class Client:
+class JobClient:
     """What a job's connector and session are made of; it has secrets.
 
     `key` opens the tokens that are kept, or is why there is none.
@@ -95,7 +95,7 @@ class RemoteBudget:
 class _Tools:
     """A connector with its session, which one job at a time has."""
 
-    def __init__(self, lane: Lane, client: Client, number: int) -> None:
+    def __init__(self, lane: JobLane, client: JobClient, number: int) -> None:
         self._lane = lane
         self.number = number
         self.budget = RemoteBudget(client.credential, lane.send, number)
@@ -128,7 +128,7 @@ class _Tools:
         self.budget.control.sleep(seconds)
 
 
-class Lane:
+class JobLane:
     """Runs the jobs that one lane is given, up to `slots` at a time; `send` takes its reports."""
 
     def __init__(
@@ -138,7 +138,7 @@ class Lane:
         self.send = send
         self._records_url = records_url
         self._slots = slots
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, JobClient] = {}
         self._idle: dict[int, list[_Tools]] = {}  # by client, the one used last at the end
         self._idle_count = 0
         self._running: dict[int, Control] = {}
@@ -155,7 +155,7 @@ class Lane:
 
     # -- what the driver sends, in one thread
 
-    def define(self, number: int, client: Client) -> None:
+    def define(self, number: int, client: JobClient) -> None:
         """Take what jobs are made with that name this number."""
         with self._lock:
             self._clients[number] = client
@@ -239,7 +239,7 @@ class Lane:
         try:
             tools = self._take(client)
         except SyncError as error:
-            problem = Problem(error.code, error.message, error.remedy, error.transient)
+            problem = JobFailure(error.code, error.message, error.remedy, error.transient)
             self.send(_fields(Ended(job.number, problem=problem)))
             return
         with self._lock:

@@ -19,7 +19,7 @@ def merged(old: Json | None, new: Json | None) -> Json | None:
     return old if new is None else {**(old or {}), **new}
 
 
-class Slice(msgspec.Struct):
+class RunSlice(msgspec.Struct):
     """A slice of a run: what the connector planned, and how far it is read and written."""
 
     of: Json
@@ -28,7 +28,7 @@ class Slice(msgspec.Struct):
     done: bool = False
 
 
-class Run(msgspec.Struct):
+class CollectionRun(msgspec.Struct):
     """One backfill, poll, sweep, or read of the events of a collection.
 
     Attributes:
@@ -50,7 +50,7 @@ class Run(msgspec.Struct):
     started_at: float
     begun: Json | None = None
     newest: float | None = None
-    slices: list[Slice] | None = None
+    slices: list[RunSlice] | None = None
     cursor: Json | None = None
     is_swept: bool = False
     confirmed: int = 0
@@ -96,7 +96,7 @@ class Run(msgspec.Struct):
 
     def plan(self, slices: list[Json]) -> None:
         """Take the slices that a job has planned."""
-        self.slices = [Slice(of) for of in slices]
+        self.slices = [RunSlice(of) for of in slices]
 
     def note(self, number: int, page: PageDone) -> None:
         """Take a page of a slice."""
@@ -131,7 +131,7 @@ class Run(msgspec.Struct):
             self._slice(number).resume = None  # it may be what the API refuses
         return True
 
-    def _slice(self, number: int) -> Slice:
+    def _slice(self, number: int) -> RunSlice:
         assert self.slices is not None  # noqa: S101 - a job of a slice comes from a plan
         return self.slices[number]
 
@@ -142,7 +142,7 @@ class Run(msgspec.Struct):
                 return
 
 
-class Failed(msgspec.Struct):
+class CollectionFailure(msgspec.Struct):
     """Why a collection is not read: what is wrong, what to do, and when it is tried again.
 
     `credential` is the version of the credential that is at fault; then nothing is tried before another.
@@ -159,7 +159,7 @@ class Failed(msgspec.Struct):
     slice: int | None = None
 
 
-class Asked(msgspec.Struct):
+class AskedSweep(msgspec.Struct):
     """A sweep that would delete too much."""
 
     known: int
@@ -167,7 +167,7 @@ class Asked(msgspec.Struct):
     at: float
 
 
-class Counts(msgspec.Struct):
+class CollectionCounts(msgspec.Struct):
     """What was read and written since the sync began."""
 
     read: int = 0
@@ -184,7 +184,7 @@ class Counts(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(page, name))
 
 
-class Progress(msgspec.Struct, kw_only=True):
+class CollectionProgress(msgspec.Struct, kw_only=True):
     """A collection of a sync, as it is stored; times are Unix time.
 
     Attributes:
@@ -204,7 +204,7 @@ class Progress(msgspec.Struct, kw_only=True):
     sync: str
     collection: str
     cursor: Json | None = None
-    backfill: Run | None = None
+    backfill: CollectionRun | None = None
     backfilled_at: float | None = None
     newest: float | None = None
     polled_at: float | None = None
@@ -214,17 +214,17 @@ class Progress(msgspec.Struct, kw_only=True):
     facts: Facts | None = None
     sweep: str | None = None
     looks_again: bool = False
-    asks: Asked | None = None
+    asks: AskedSweep | None = None
     confirmed: int = 0
-    stuck: Failed | None = None
-    failed: dict[Kind, Failed] = {}
-    counts: Counts = msgspec.field(default_factory=Counts)
+    stuck: CollectionFailure | None = None
+    failed: dict[Kind, CollectionFailure] = {}
+    counts: CollectionCounts = msgspec.field(default_factory=CollectionCounts)
 
     def cursor_of(self, kind: Kind) -> Json | None:
         """Return the cursor from which a run is planned."""
         return self.cursor if kind in (Kind.POLL, Kind.EVENTS) else None
 
-    def move(self, run: Run) -> None:
+    def move(self, run: CollectionRun) -> None:
         """Take over how far a run has come.
 
         A backfill's cursor counts once all of it is there. It moves nothing that polls have moved: these
@@ -235,13 +235,13 @@ class Progress(msgspec.Struct, kw_only=True):
         elif run.kind is Kind.BACKFILL and run.is_over:
             self.cursor = merged(run.cursor, self.cursor)
 
-    def swept(self, run: Run, report: Swept, share: float, now: float) -> None:
+    def swept(self, run: CollectionRun, report: Swept, share: float, now: float) -> None:
         """Take what a complete sweep has found; `share` of the records may go without a question."""
         self.counts.deleted += report.deleted
         self.confirmed = 0
         is_held = not (report.deleted or report.waiting)
         if is_held and asks(report.known, report.missing, share, run.confirmed):
-            self.asks = Asked(report.known, report.missing, now)
+            self.asks = AskedSweep(report.known, report.missing, now)
         run.is_swept = True
         # What a second look is the first one to miss can wait: an API that loses objects all the time is
         # not swept all the time.

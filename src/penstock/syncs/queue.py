@@ -8,12 +8,12 @@ from typing import Literal
 
 from penstock.syncs.connectors.contract import Kind
 from penstock.syncs.entry import FIRST, Entry
-from penstock.syncs.progress import Run
+from penstock.syncs.progress import CollectionRun
 
 Place = Literal["first", "later"]
 
 
-def place_of(run: Run) -> Place:
+def place_of(run: CollectionRun) -> Place:
     """Return where the jobs of a run wait."""
     return "first" if run.kind in FIRST else "later"
 
@@ -32,7 +32,7 @@ class Queue:
         """Whether anything waits."""
         return bool(self.first or self.later)
 
-    def add(self, entry: Entry, run: Run) -> None:
+    def add(self, entry: Entry, run: CollectionRun) -> None:
         """Have an entry wait for a job of a run.
 
         One whose job was cut is the first: a batch waits for the jobs that it has when it is due.

@@ -20,7 +20,7 @@ _PART: Final = re.compile(r"\b(limit|remaining|reset|r|t)\s*=\s*(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimit:
+class RateHeaders:
     """What an answer's headers have; None where they lack it.
 
     `reset` is in how many seconds `remaining` is full again.
@@ -55,30 +55,30 @@ def http_date(text: str) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def rate_limit(headers: Mapping[str, str], now: datetime) -> RateLimit:
+def rate_limit(headers: Mapping[str, str], now: datetime) -> RateHeaders:
     """Return what the headers of an answer have of the requests that are left."""
     of = _lower(headers)
     remaining = _first(of, _REMAINING)
     if remaining is not None:
-        return RateLimit(int(remaining), _whole(_first(of, _LIMIT)), _seconds(of, now))
+        return RateHeaders(int(remaining), _whole(_first(of, _LIMIT)), _seconds(of, now))
     if "ratelimit" in of:
         parts = {name: int(value) for name, value in _PART.findall(of["ratelimit"])}
         left = parts.get("remaining", parts.get("r"))
         reset = parts.get("reset", parts.get("t"))
         if left is not None:
-            return RateLimit(left, parts.get("limit"), None if reset is None else float(reset))
+            return RateHeaders(left, parts.get("limit"), None if reset is None else float(reset))
     remaining = _first(of, ("x-hubspot-ratelimit-remaining",))
     if remaining is not None:
         interval = _first(of, ("x-hubspot-ratelimit-interval-milliseconds",))
-        return RateLimit(
+        return RateHeaders(
             int(remaining),
             _whole(_first(of, ("x-hubspot-ratelimit-max",))),
             None if interval is None else interval / 1000,
         )
     if match := _SALESFORCE.search(of.get("sforce-limit-info", "")):
         used, allowed = int(match[1]), int(match[2])
-        return RateLimit(max(allowed - used, 0), allowed)
-    return RateLimit()
+        return RateHeaders(max(allowed - used, 0), allowed)
+    return RateHeaders()
 
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import msgspec
 import requests
 
 from penstock.syncs.errors import SyncError
-from penstock.syncs.rate_headers import RateLimit
+from penstock.syncs.rate_headers import RateHeaders
 
 _LONGEST_TEXT: Final = 300
 _TEXTS: Final = ("error_description", "message", "detail", "error", "title", "errors")
@@ -17,7 +17,7 @@ _LIMIT_WORDS: Final = ("rate limit", "request_limit_exceeded", "too many request
 _THROTTLING: Final = frozenset({425, 429})
 
 
-def is_throttled(response: requests.Response, left: RateLimit, after: float | None) -> bool:
+def is_throttled(response: requests.Response, left: RateHeaders, after: float | None) -> bool:
     """Return whether an answer says that there were too many requests: some APIs use 403 for it."""
     if response.status_code in _THROTTLING:
         return True

@@ -15,12 +15,9 @@ from typing import Final
 from penstock.syncs.entry import FIRST, Entry
 from penstock.syncs.flight import Flight
 from penstock.syncs.jobs import Ended, Job, PageDone, Planned, Report
-from penstock.syncs.progress import Progress, Run
+from penstock.syncs.progress import CollectionProgress, CollectionRun
 from penstock.syncs.queue import Queue, place_of
-from penstock.syncs.sync import Key, Sync
-
-_SPARED: Final = 4
-"""One of so many places is kept from backfills and sweeps, and one at least."""
+from penstock.syncs.sync import Key, SyncSettings
 
 
 class Scheduler:
@@ -60,7 +57,7 @@ class Scheduler:
         return not self._flights
 
     @property
-    def progresses(self) -> Iterator[tuple[Sync, Progress]]:
+    def progresses(self) -> Iterator[tuple[SyncSettings, CollectionProgress]]:
         """All collections of all syncs."""
         return ((entry.sync, entry.progress) for entry in self._entries.values())
 
@@ -70,7 +67,9 @@ class Scheduler:
 
     # -- settings and commands
 
-    def configure(self, syncs: Iterable[Sync], known: Mapping[Key, Progress], now: float) -> None:
+    def configure(
+        self, syncs: Iterable[SyncSettings], known: Mapping[Key, CollectionProgress], now: float
+    ) -> None:
         """Run these syncs from now on; `known` is what is stored of their collections.
 
         A collection that was added begins with its backfill, one that was removed ends.
@@ -88,7 +87,7 @@ class Scheduler:
                 self._entries[key] = entry = left
                 entry.removed = False
             if entry is None:
-                progress = known.get(key) or Progress(sync=key[0], collection=key[1])
+                progress = known.get(key) or CollectionProgress(sync=key[0], collection=key[1])
                 self._entries[key] = entry = Entry(sync, progress)
                 self._note(entry)
             elif entry.sync != sync:
@@ -207,7 +206,7 @@ class Scheduler:
         """Whether there is anything to store."""
         return bool(self._dirty)
 
-    def take_dirty(self) -> list[Progress]:
+    def take_dirty(self) -> list[CollectionProgress]:
         """Return, once, what is to be stored."""
         found = [entry.progress for entry in self._dirty.values()]
         for entry in self._dirty.values():
@@ -283,7 +282,7 @@ class Scheduler:
         if (at := entry.look_at()) is not None and at > now:
             self._push(entry, at)
 
-    def _queue(self, entry: Entry, run: Run) -> None:
+    def _queue(self, entry: Entry, run: CollectionRun) -> None:
         if entry.queued == place_of(run):
             return
         if entry.queued is not None:

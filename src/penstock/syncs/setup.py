@@ -17,8 +17,8 @@ from penstock.config.settings import Config
 from penstock.syncs.connectors.make import ready_settings
 from penstock.syncs.credentials import SecretKey, origin_of
 from penstock.syncs.errors import SyncError
-from penstock.syncs.lane import Client
-from penstock.syncs.sync import Limit, Sync
+from penstock.syncs.lane import JobClient
+from penstock.syncs.sync import Limit, SyncSettings
 
 _ROUNDS: Final = 20_000
 _DAY: Final = 86_400.0
@@ -28,15 +28,15 @@ _DAY: Final = 86_400.0
 class Setup:
     """All syncs; `clients` are what their jobs are made with, by sync, `limits` by credential."""
 
-    syncs: tuple[Sync, ...] = ()
-    clients: dict[str, Client] = field(default_factory=dict, repr=False)
+    syncs: tuple[SyncSettings, ...] = ()
+    clients: dict[str, JobClient] = field(default_factory=dict, repr=False)
     limits: dict[str, Limit] = field(default_factory=dict)
 
 
 def setup_of(config: Config, key: SecretKey | SyncError, paused: frozenset[str]) -> Setup:
     """Return the syncs of a configuration; `paused` are the ids of those that are to do nothing."""
-    syncs: list[Sync] = []
-    clients: dict[str, Client] = {}
+    syncs: list[SyncSettings] = []
+    clients: dict[str, JobClient] = {}
     limits: dict[str, Limit] = {}
     for name, sync in config.syncs.items():
         id_ = str(config.sync_id(name))
@@ -45,7 +45,7 @@ def setup_of(config: Config, key: SecretKey | SyncError, paused: frozenset[str])
         properties = {k: v.get_secret_value() for k, v in credential.properties.items()}
         given = origin_of(properties)
         is_oauth = _auth_type(sync.provider, settings).startswith("oauth2")
-        clients[id_] = Client(
+        clients[id_] = JobClient(
             sync.credential, sync.provider, settings, properties, key,
             given if is_oauth else "",
         )  # fmt: skip
@@ -57,7 +57,7 @@ def setup_of(config: Config, key: SecretKey | SyncError, paused: frozenset[str])
         limits[sync.credential] = _least(limits.get(sync.credential), limit or default)
         described = b"" if settings is None else settings.model_dump_json().encode()
         syncs.append(
-            Sync(
+            SyncSettings(
                 id_, name, sync.provider, sync.credential,
                 _version(sync.credential, given.encode(), described),
                 sync.collection_ids,

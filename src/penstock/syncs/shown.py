@@ -8,8 +8,8 @@ from typing import Any
 from penstock.core.health import Failure, Level, Part, iso
 from penstock.syncs import deletes
 from penstock.syncs.entry import Entry
-from penstock.syncs.progress import Failed, Progress
-from penstock.syncs.sync import Sync
+from penstock.syncs.progress import CollectionFailure, CollectionProgress
+from penstock.syncs.sync import SyncSettings
 
 Shown = dict[str, Any]
 
@@ -52,9 +52,9 @@ def phase_of(entry: Entry) -> str:
     return "asks" if progress.asks is not None else "polling"
 
 
-def failure_of(sync: Sync, progress: Progress) -> Failure | None:
+def failure_of(sync: SyncSettings, progress: CollectionProgress) -> Failure | None:
     """Return what is wrong with a collection, the worst first; None where all is well."""
-    found: list[Failed] = sorted(
+    found: list[CollectionFailure] = sorted(
         progress.failed.values(), key=lambda failed: failed.credential is None
     )
     if found:
@@ -88,7 +88,7 @@ def _health(failure: Failure) -> Shown:
     }  # fmt: skip
 
 
-def _backfill(progress: Progress, now: float) -> Shown | None:
+def _backfill(progress: CollectionProgress, now: float) -> Shown | None:
     run = progress.backfill
     if run is None:
         return None

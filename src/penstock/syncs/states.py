@@ -15,8 +15,8 @@ from penstock.core import queries
 from penstock.core.backoff import Backoff
 from penstock.core.errors import StoreError
 from penstock.streams.store import Store
-from penstock.syncs.controls import Asked, SyncControls, done
-from penstock.syncs.progress import Progress
+from penstock.syncs.controls import SyncCommand, SyncControls, done
+from penstock.syncs.progress import CollectionProgress
 from penstock.syncs.shown import Shown
 from penstock.syncs.sync import Key
 
@@ -26,12 +26,12 @@ _LOOK_SECONDS: Final = 0.5
 log = structlog.get_logger("penstock.syncs")
 
 
-def load(store: Store, syncs: Iterable[str]) -> dict[Key, Progress]:
+def load(store: Store, syncs: Iterable[str]) -> dict[Key, CollectionProgress]:
     """Return what is stored of syncs; raises `StoreError`."""
     with store.connection() as connection:
         rows = connection.execute(_SQL["load"], [[UUID(sync) for sync in syncs]]).fetchall()
     return {
-        (str(sync), collection): msgspec.convert(progress, Progress)
+        (str(sync), collection): msgspec.convert(progress, CollectionProgress)
         for sync, collection, progress in rows
     }
 
@@ -49,7 +49,7 @@ class States:
         self,
         url: str,
         on_stored: Callable[[list[Key]], object],
-        on_asked: Callable[[list[Asked], set[str]], object],
+        on_asked: Callable[[list[SyncCommand], set[str]], object],
     ) -> None:
         self.store = Store(url)
         self._controls = SyncControls(self.store)

@@ -22,7 +22,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
+class SyncSettings:
     """The settings of a sync.
 
     Attributes:

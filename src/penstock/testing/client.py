@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api import consume, manage, problems
-from penstock.api.auth import Gate, Grant, Role, Tokens
+from penstock.api.auth import Gate, Grant, KnownTokens, Role
 from penstock.api.client import Client
 from penstock.streams.consumers.registry import Consumers
 from penstock.testing.consumers import InMemoryConsumers
@@ -21,7 +21,7 @@ from penstock.testing.consumers import InMemoryConsumers
 BASE_URL: Final = "http://penstock.test"
 
 
-class InMemoryTokens(Tokens):
+class InMemoryTokens(KnownTokens):
     """Tokens that no store keeps."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class InMemoryTokens(Tokens):
         return token
 
 
-def make_app(consumers: InMemoryConsumers, tokens: Tokens) -> ASGIApp:
+def make_app(consumers: InMemoryConsumers, tokens: KnownTokens) -> ASGIApp:
     """Return the Consume and the Management API over consumers in memory."""
     app = FastAPI(redirect_slashes=False)
     registry = cast(Consumers, consumers)

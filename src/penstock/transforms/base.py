@@ -32,7 +32,7 @@ class TransformError(Exception):
     """A transform that cannot be made: the message names what is wrong in the operator's code."""
 
 
-class Failed(NamedTuple):
+class FailedMessage(NamedTuple):
     """A message that could not be transformed: its row in the batch, and why."""
 
     row: int
@@ -55,7 +55,7 @@ class Transformed:
     batch: pa.RecordBatch
     origin: pa.Array
     part: list[int]
-    failed: list[Failed]
+    failed: list[FailedMessage]
 
 
 class MessageTransform(Protocol):
@@ -104,10 +104,10 @@ def assemble(
     put = [column.append for column in out]
     origin: list[int] = []
     part: list[int] = []
-    failed: list[Failed] = []
+    failed: list[FailedMessage] = []
     for row, result in enumerate(results):
         if isinstance(result, str):
-            failed.append(Failed(row, CODE, result))
+            failed.append(FailedMessage(row, CODE, result))
             continue
         for n, message in enumerate(result):
             meta, key = metadata[row], keys[row]

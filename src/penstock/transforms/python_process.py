@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from penstock.transforms.base import CODE, Failed, Transformed, TransformError
+from penstock.transforms.base import CODE, FailedMessage, Transformed, TransformError
 
 MESSAGE_SECONDS: Final = 10.0
 """How long a trial waits for one batch, which is one message."""
@@ -67,7 +67,7 @@ class PythonProcess:
             return self._ask(batch, self._limits[0])  # type: ignore[no-any-return]  # it came by a pipe
         except _EndedError as error:
             reason = f"{self._spec} {error}"
-            failed = [Failed(row, CODE, reason) for row in range(batch.num_rows)]
+            failed = [FailedMessage(row, CODE, reason) for row in range(batch.num_rows)]
             return Transformed(batch.slice(0, 0), pa.array([], pa.int64()), [], failed)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.config.settings import Config
-    from penstock.trial.trial import Outcome
+    from penstock.trial.trial import TrialOutcome
 
 IDLE_SECONDS: Final = 120.0
 _SECONDS: Final = 60.0
@@ -43,7 +43,7 @@ class TrialProcess:
         self._closed = False
         self._patience = _START_SECONDS
 
-    def __call__(self, config: Config, sink: str, messages: bytes) -> list[Outcome]:
+    def __call__(self, config: Config, sink: str, messages: bytes) -> list[TrialOutcome]:
         """Return what becomes of messages in JSON at a sink; raises `TrialError`."""
         with self._lock:
             for attempt in (1, 2):
@@ -67,7 +67,7 @@ class TrialProcess:
                         ) from None
         if key is not None:
             raise TrialError(key, found)
-        return cast("list[Outcome]", found)
+        return cast("list[TrialOutcome]", found)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""

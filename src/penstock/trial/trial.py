@@ -23,7 +23,7 @@ from penstock.core.message import DELETE, READ
 from penstock.core.record_forms import EVENTS, form_of
 from penstock.expressions.fields import Extractor
 from penstock.sinks.nats.frames import Encoder
-from penstock.spark.plan import Plan, plan
+from penstock.spark.plan import ExpressionPlan, plan
 from penstock.spark.planning import needed_columns
 from penstock.spark.routes import Route
 from penstock.spark.sink_plan import DROP, SinkPlan
@@ -40,7 +40,7 @@ _ID: Final = "\r\nNats-Msg-Id: "
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentMessage:
     """A message as the sink would send it; `to` is its subject or path, None where it has none.
 
     Of a NATS message `key` is its `Nats-Msg-Id`, and `headers` are those that the message itself has,
@@ -54,7 +54,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What became of a message: `why` is the reason where it is not sent, `code` where it failed.
 
     `seconds` are those of its transform and route; Spark's are not among them.
@@ -62,7 +62,7 @@ class Outcome:
 
     message: str
     result: Result
-    out: tuple[Sent, ...] = ()
+    out: tuple[SentMessage, ...] = ()
     why: str = ""
     code: str = ""
     seconds: float = 0.0
@@ -103,7 +103,7 @@ class Trial:
         if transform is not None and transform.sql is None:
             code = made_by(transform)  # before the source is asked
         columns, _ = needed_columns(config.sources[self._sink.source], [self._sink])
-        self._plan: Plan | None = plan({name: self._sink}, columns)
+        self._plan: ExpressionPlan | None = plan({name: self._sink}, columns)
         self._of_sink: SinkPlan | None = self._plan.sinks.get(name) if self._plan else None
         self._route = Route(name, self._sink, 0)
         self._steps = Steps(
@@ -125,7 +125,7 @@ class Trial:
         mask = self._route.mask(batch)
         return batch if mask is None else batch.filter(mask)
 
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[Outcome]:
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[TrialOutcome]:
         """Yield what becomes of each message of a batch of `WIRE_SCHEMA`."""
         if self._plan is not None and self._plan.fields:
             blocks = list(self._evaluated(batch, self._plan))
@@ -142,7 +142,7 @@ class Trial:
         if self._spark is not None and self._ends_spark:
             self._spark.stop()
 
-    def _evaluated(self, batch: pa.RecordBatch, plan: Plan) -> Iterator[Block]:
+    def _evaluated(self, batch: pa.RecordBatch, plan: ExpressionPlan) -> Iterator[Block]:
         """Return the messages with what Spark makes of them."""
         if self._spark is None:
             self._progress("Starting Spark …")
@@ -155,28 +155,30 @@ class Trial:
         values = unpack(iter(plan.results(frame).toArrow().to_batches()))
         return (value for value in values if isinstance(value, Block))
 
-    def _one(self, block: Block) -> Outcome:
+    def _one(self, block: Block) -> TrialOutcome:
         text = _envelope(block.messages)
         if why := self._passed_by(block.messages):
-            return Outcome(text, "passed by", why=why)
+            return TrialOutcome(text, "passed by", why=why)
         started = time.perf_counter()
         prepared = self._steps(block)
         seconds = time.perf_counter() - started
         if prepared.dead:
             letter = prepared.dead[0]
-            return Outcome(text, "failed", why=letter.reason, code=letter.code, seconds=seconds)
+            return TrialOutcome(
+                text, "failed", why=letter.reason, code=letter.code, seconds=seconds
+            )
         if not prepared.messages.num_rows:
             by = "the filter" if self._is_filtered(block) else "the transform"
-            return Outcome(text, "dropped", why=f"by {by}", seconds=seconds)
+            return TrialOutcome(text, "dropped", why=f"by {by}", seconds=seconds)
         if self._encoder is None:
             out = tuple(_stored(prepared.messages, self._sink))
-            return Outcome(text, "sent", out, seconds=seconds)
+            return TrialOutcome(text, "sent", out, seconds=seconds)
         frames = self._encoder.block(prepared.messages, 0, 1)
         if frames.refused:
             code, why = next(iter(frames.refused.values()))
-            return Outcome(text, "failed", why=why, code=code, seconds=seconds)
+            return TrialOutcome(text, "failed", why=why, code=code, seconds=seconds)
         out = tuple(_published(bytes(frames.frame(row))) for row in range(frames.rows))
-        return Outcome(text, "sent", out, seconds=seconds)
+        return TrialOutcome(text, "sent", out, seconds=seconds)
 
     def _passed_by(self, message: pa.RecordBatch) -> str:
         """Return why the sink does not take a message at all, or nothing."""
@@ -193,7 +195,7 @@ class Trial:
         return bool(block.results.field(self._of_sink.keep)[0].as_py() == DROP)
 
 
-def described(outcome: Outcome) -> dict[str, Any]:
+def described(outcome: TrialOutcome) -> dict[str, Any]:
     """Return an outcome as JSON; messages are as they are."""
     return {
         "message": Raw(outcome.message.encode()),
@@ -220,17 +222,17 @@ def _envelope(message: pa.RecordBatch, kind: str = "changes") -> str:
     )
 
 
-def _stored(messages: pa.RecordBatch, sink: SinkSettings) -> Iterator[Sent]:
+def _stored(messages: pa.RecordBatch, sink: SinkSettings) -> Iterator[SentMessage]:
     for row in range(messages.num_rows):
         message = messages.slice(row, 1)
         route = members("route")(message.column("metadata")[0].as_py())["route"]
-        yield Sent(_envelope(message, form_of(sink.source, sink.kind)), text_of(route))
+        yield SentMessage(_envelope(message, form_of(sink.source, sink.kind)), text_of(route))
 
 
-def _published(frame: bytes) -> Sent:
+def _published(frame: bytes) -> SentMessage:
     """Return what a frame of the NATS protocol would publish."""
     subject = frame.split(b" ", 2)[1]
     head, _, body = frame.partition(2 * _LINE)
     key, *headers = head.decode().partition(_ID)[2].split("\r\n")
     lines = "".join(f"{line}\r\n" for line in headers)
-    return Sent(body.removesuffix(_LINE).decode(), subject.decode(), key, lines)
+    return SentMessage(body.removesuffix(_LINE).decode(), subject.decode(), key, lines)

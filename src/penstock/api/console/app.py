@@ -16,12 +16,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api.auth import Tokens
+from penstock.api.auth import KnownTokens
 from penstock.api.console import assets, login
 from penstock.api.console.calls import CallError, Management
 from penstock.api.console.forms import Form, read_form
 from penstock.api.console.guard import refusal, secured
-from penstock.api.console.page import Endpoint, Page, Visit
+from penstock.api.console.page import ConsolePage, Endpoint, Visit
 from penstock.api.console.pages import PAGES
 from penstock.api.console.render import render
 from penstock.api.console.sessions import PATH, Session, Sessions, id_of
@@ -37,7 +37,7 @@ log = structlog.get_logger("penstock.api")
 class Console:
     """The console of the store at `url`; `management` is the app of the management API."""
 
-    def __init__(self, url: str, tokens: Tokens, management: ASGIApp) -> None:
+    def __init__(self, url: str, tokens: KnownTokens, management: ASGIApp) -> None:
         self.tokens = tokens
         self._store = Store(url)
         self.sessions = Sessions(self._store)
@@ -112,7 +112,7 @@ class Console:
         return answer
 
     async def _visit(
-        self, page: Page, endpoint: Endpoint, for_viewers: bool, request: Request
+        self, page: ConsolePage, endpoint: Endpoint, for_viewers: bool, request: Request
     ) -> Response:
         session = await self.session(request)
         if session is None or session.grant is None:

@@ -16,11 +16,11 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from penstock.api.console.lists import SIZE
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 from penstock.desired.plan import field_changes
 from penstock.desired.plan_text import action_lines, change_lines, lines
 
-PAGE = Page("changes", "Changes")
+PAGE = ConsolePage("changes", "Changes")
 _PATH: Final = "/console/changes"
 _YAML: Final = {"Content-Type": "application/yaml"}
 

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from penstock.api.console import entity_forms, exact
 from penstock.api.console.lists import Column, Listing
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 from penstock.api.console.sinks import Row, entity_of, requests
 
-PAGE = Page(
+PAGE = ConsolePage(
     "consumers",
     "Consumers",
     notices={

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from penstock.api.console import exact
 from penstock.api.console.lists import SIZE, Column, Listing
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 
-PAGE = Page(
+PAGE = ConsolePage(
     "dead-letters",
     "Dead letters",
     notices={

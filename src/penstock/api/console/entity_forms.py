@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from penstock.api.console.calls import Answer
 from penstock.api.console.forms import Form
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 from penstock.config.strict import NAME_RULE, is_name
 from penstock.core.redact import redact_url
 
@@ -135,7 +135,7 @@ async def targets(visit: Visit, kind: str) -> list[tuple[str, str]]:
 Show = Callable[..., Awaitable[Response]]
 
 
-def add_deletion(page: Page, show: Show) -> None:
+def add_deletion(page: ConsolePage, show: Show) -> None:
     """Add the page that shows what deleting an entity means, and the form that deletes it.
 
     `show(visit, status)` renders the page; the form has the entity's name, typed.
@@ -158,7 +158,7 @@ def add_deletion(page: Page, show: Show) -> None:
     page.post("/{name}/delete")(delete)
 
 
-def add_connection(page: Page, show: Show) -> None:
+def add_connection(page: ConsolePage, show: Show) -> None:
     """Add the form that tests an entity's connection, and those of its bastion's host key.
 
     Of these one asks the bastion for it, the other trusts what it has shown.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 
 MOST: Final = 50
 """Rows of a kind; the worst are shown, and the kind's own page has all."""
@@ -18,7 +18,7 @@ _COMMAND: Final = re.compile(r"`(penstock [^`]+)`|\b(penstock [a-z][\w-]*(?: [\w
 _OF_ONE: Final = re.compile(r"/[\w-]+/\{\w+\}")
 _REQUEST: Final = re.compile(r"\bPOST (/v1/[\w/.-]*[\w])")
 
-PAGE = Page(
+PAGE = ConsolePage(
     "overview",
     "Overview",
     notices={

@@ -30,8 +30,8 @@ class Visit:
         request: Request,
         session: Session,
         management: Management,
-        page: Page,
-        pages: Sequence[Page],
+        page: ConsolePage,
+        pages: Sequence[ConsolePage],
         form: Form,
     ) -> None:
         assert session.grant is not None  # noqa: S101 - for the type checker
@@ -132,7 +132,7 @@ class Visit:
 Endpoint = Callable[[Visit], Awaitable[Response]]
 
 
-class Page:
+class ConsolePage:
     """A page below `/console/NAME`, with all of its routes.
 
     `notices` are the sentences that it shows after a redirect, by their keys. `listed` is whether the

@@ -17,9 +17,9 @@ from penstock.api.console import (
     targets,
     tokens,
 )
-from penstock.api.console.page import Page
+from penstock.api.console.page import ConsolePage
 
-PAGES: Final[tuple[Page, ...]] = (
+PAGES: Final[tuple[ConsolePage, ...]] = (
     overview.PAGE,
     sources.PAGE,
     sink_trial.PAGE,

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from penstock.api.console import entity_forms
 from penstock.api.console.lists import Column, Listing
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 
-PAGE = Page(
+PAGE = ConsolePage(
     "sinks",
     "Sinks",
     notices={

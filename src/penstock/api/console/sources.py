@@ -11,10 +11,10 @@ from starlette.responses import Response
 from penstock.api.console import entity_forms
 from penstock.api.console.entity_forms import Spec
 from penstock.api.console.lists import Column, Listing
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 from penstock.core.tables import TablePattern
 
-PAGE = Page(
+PAGE = ConsolePage(
     "sources",
     "Sources",
     notices={

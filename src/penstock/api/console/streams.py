@@ -13,10 +13,10 @@ from starlette.responses import Response
 from penstock.api.console import exact
 from penstock.api.console.calls import Answer
 from penstock.api.console.lists import Column, Listing
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 from penstock.api.console.render import NONE
 
-PAGE = Page("streams", "Streams")
+PAGE = ConsolePage("streams", "Streams")
 SIZE: Final = 50
 _SHOWN: Final = 160
 """Characters of a message that a line of the list has."""

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from penstock.api.console.lists import Column, Listing
 from penstock.api.console.paces import Paces
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 
-PAGE = Page(
+PAGE = ConsolePage(
     "syncs",
     "Syncs",
     notices={

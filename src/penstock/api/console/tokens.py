@@ -6,9 +6,9 @@ from starlette.responses import Response
 
 from penstock.api.console.forms import Form
 from penstock.api.console.lists import Column, Listing
-from penstock.api.console.page import Page, Visit
+from penstock.api.console.page import ConsolePage, Visit
 
-PAGE = Page(
+PAGE = ConsolePage(
     "tokens",
     "Tokens",
     notices={

@@ -17,8 +17,7 @@ from penstock.api.problems import Problem, documented
 from penstock.api.requests import body_of, json_answer, read_object
 from penstock.api.schemas import Page
 from penstock.backfill import tables
-from penstock.backfill.request import Backfill, Backfills, BackfillState, Command
-from penstock.backfill.request import Request as Asked
+from penstock.backfill.request import Backfill, BackfillRequest, Backfills, BackfillState, Command
 from penstock.config.consumers import storable
 from penstock.config.strict import DIGITS
 
@@ -131,7 +130,7 @@ def add(api: APIRouter, context: Context) -> None:
         selection = tables.Selection(source, name, sink, new.table, new.where, new.start)
         selected = await context.run_at_source(tables.select, selection)
         asked = [
-            Asked(
+            BackfillRequest(
                 sink.source, name, read.schema, read.table, new.where, read.sort_by, read.start,
                 rows_total=read.rows,
             )

@@ -24,7 +24,7 @@ from penstock.config.sources import PostgresSource, PostgresUrl
 from penstock.core import queries
 from penstock.core.connect import address
 from penstock.core.tables import TablePattern, matches_any
-from penstock.postgres.admin import Catalog, Identity, Slot, open_catalog
+from penstock.postgres.admin import Catalog, ReplicaIdentity, Slot, open_catalog
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 _SETUP: Final = queries.load("penstock.postgres", "setup.sql")
@@ -231,8 +231,8 @@ def _shown(slot: Slot) -> dict[str, Any]:
 
 def _with_identities(catalog: Catalog, tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return tables with their replica identities, of a partitioned one that of its partitions."""
-    with catalog.connection.cursor(row_factory=class_row(Identity)) as cursor:
-        of: dict[int, list[Identity]] = {table.pop("oid"): [] for table in tables}
+    with catalog.connection.cursor(row_factory=class_row(ReplicaIdentity)) as cursor:
+        of: dict[int, list[ReplicaIdentity]] = {table.pop("oid"): [] for table in tables}
         for each in cursor.execute(_SETUP["identities"], {"oids": list(of)}):
             of[each.oid].append(each)
     for table, identities in zip(tables, of.values(), strict=True):

@@ -68,7 +68,7 @@ async def target_of(context: Context, text: str) -> tuple[Target, Bastion | None
     return target, (await context.run(completed, context.store, {name: bastion}))[name]
 
 
-class Configured(NamedTuple):
+class ConfiguredEntity(NamedTuple):
     """An entity that can be used in this process: its name, its id, and its settings by its model."""
 
     name: str
@@ -76,7 +76,7 @@ class Configured(NamedTuple):
     settings: Any
 
 
-async def configured_of(context: Context, kind: str, text: str) -> Configured:
+async def configured_of(context: Context, kind: str, text: str) -> ConfiguredEntity:
     """Return the entity of a path by its name or UUID; raises `Problem` of one that can't be used."""
     name = await name_of(context, kind, text)
     key: Key = kind, name
@@ -97,7 +97,7 @@ async def configured_of(context: Context, kind: str, text: str) -> Configured:
             f"{kind.capitalize()} {name!r} can't be used in this process: "
             + "; ".join(f"{dotted(path)}: {message}" for _, path, message in problems),
         )
-    return Configured(name, id_, settings)
+    return ConfiguredEntity(name, id_, settings)
 
 
 def _unreachable(kind: str, name: str, error: ValueError) -> Problem:

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from penstock.config.nats import Server
+from penstock.config.nats import NatsServer
 from penstock.core.errors import SinkError
 from penstock.core.subject import overlaps
 from penstock.outbox.inbox.redelivery import Redelivery
@@ -39,7 +39,7 @@ class DurableConsumer:
     Its methods raise `SinkError`, with the codes of a NATS sink.
     """
 
-    def __init__(self, client: Client, server: Server, settings: InboxSettings) -> None:
+    def __init__(self, client: Client, server: NatsServer, settings: InboxSettings) -> None:
         self.stream = ""
         self.denied: str | None = None
         """The server's last error about a right of the user."""

@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.nats import NatsServer, NatsSinkConfig
 from penstock.core.errors import SinkError
 from penstock.outbox.inbox.consumer import API_SECONDS, DurableConsumer
 from penstock.outbox.inbox.redelivery import Redelivery
@@ -44,7 +44,7 @@ _USED_UP: Final = ("batch completed", "message size exceeds maxbytes")
 class Puller:
     """Pulls the messages of one consumer; made by `open_puller`, used in one event loop."""
 
-    def __init__(self, client: Client, server: Server, settings: InboxSettings) -> None:
+    def __init__(self, client: Client, server: NatsServer, settings: InboxSettings) -> None:
         self.over = asyncio.Event()
         self._client = client
         self._consumer = DurableConsumer(client, server, settings)
@@ -257,7 +257,7 @@ async def open_puller(settings: InboxSettings, name: str) -> Puller:
     return puller
 
 
-def _choose(config: NatsSinkConfig, name: str) -> tuple[Server, bool]:
+def _choose(config: NatsSinkConfig, name: str) -> tuple[NatsServer, bool]:
     """Return a server that takes the login, and whether by TLS; raises `SinkError`."""
     connection = connect_first(config, name)
     connection.close()

@@ -16,10 +16,10 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from penstock.backfill.request import OPEN, Backfills, Request
+from penstock.backfill.request import OPEN, BackfillRequest, Backfills
 from penstock.core import queries
-from penstock.outbox.pipelines import Pipeline, find
-from penstock.outbox.relay.desired_state import DesiredState
+from penstock.outbox.pipelines import StoredPipeline, find
+from penstock.outbox.relay.desired_state import DesiredPipelines
 from penstock.postgres import setup
 from penstock.sinks.backlog import store as backlog
 from penstock.streams.store import Store
@@ -30,7 +30,7 @@ log = structlog.get_logger("penstock")
 
 
 def begin(
-    connection: psycopg.Connection[Any], store: Store, desired: DesiredState
+    connection: psycopg.Connection[Any], store: Store, desired: DesiredPipelines
 ) -> frozenset[str]:
     """Prepare slot and checkpoints; return the pipelines that have a backfill to come.
 
@@ -53,12 +53,12 @@ def begin(
     return _starting(backfills, desired)
 
 
-def give_up_slot(connection: psycopg.Connection[Any], desired: DesiredState) -> None:
+def give_up_slot(connection: psycopg.Connection[Any], desired: DesiredPipelines) -> None:
     """Drop the slot of a group that misses messages; `begin` makes it again."""
     connection.execute(_SQL["drop_slot"], [desired.config.sources[desired.source].slot])
 
 
-def leave(connection: psycopg.Connection[Any], store: Store, desired: DesiredState) -> None:
+def leave(connection: psycopg.Connection[Any], store: Store, desired: DesiredPipelines) -> None:
     """Drop the slot of a group that has nothing to run: the outboxes keep the messages."""
     slot = desired.config.sources[desired.source].slot
     with contextlib.suppress(psycopg.errors.ObjectInUse):
@@ -79,7 +79,7 @@ def forget(store: Store, source: str, sinks: Collection[str]) -> None:
                 backlog.join(connection, of.source_id, of.sink)
 
 
-def _read_checkpoints(connection: psycopg.Connection[Any], desired: DesiredState) -> None:
+def _read_checkpoints(connection: psycopg.Connection[Any], desired: DesiredPipelines) -> None:
     """Read the checkpoints again: another relay may have written them meanwhile."""
     for found in find(connection):
         known = desired.pipelines.get(found.pipeline)
@@ -93,7 +93,7 @@ def _read_checkpoints(connection: psycopg.Connection[Any], desired: DesiredState
             )
 
 
-def _continues(pipeline: Pipeline, here: str) -> bool:
+def _continues(pipeline: StoredPipeline, here: str) -> bool:
     """Return whether a pipeline continues from its checkpoint: its backlog is in this store."""
     if pipeline.checkpointed and pipeline.store not in (None, here):
         log.warning(
@@ -105,12 +105,12 @@ def _continues(pipeline: Pipeline, here: str) -> bool:
 
 
 def _clear_checkpoints(
-    connection: psycopg.Connection[Any], desired: DesiredState, but: Collection[str]
+    connection: psycopg.Connection[Any], desired: DesiredPipelines, but: Collection[str]
 ) -> None:
     connection.execute(_SQL["clear_checkpoints"], {"group": desired.group, "but": list(but)})
 
 
-def _make_slot(connection: psycopg.Connection[Any], desired: DesiredState) -> bool:
+def _make_slot(connection: psycopg.Connection[Any], desired: DesiredPipelines) -> bool:
     """Make the group's slot unless it is there; return whether it was made."""
     source = desired.config.sources[desired.source]
     found = connection.execute(_SQL["slot"], [source.slot]).fetchone()
@@ -132,8 +132,8 @@ def _make_slot(connection: psycopg.Connection[Any], desired: DesiredState) -> bo
 def _catch_up(
     connection: psycopg.Connection[Any],
     backfills: Backfills,
-    desired: DesiredState,
-    pipeline: Pipeline,
+    desired: DesiredPipelines,
+    pipeline: StoredPipeline,
     now: str,
     here: str,
 ) -> None:
@@ -148,7 +148,7 @@ def _catch_up(
     (has_rows,) = connection.execute(query).fetchone() or (False,)
     if has_rows:
         where = condition.as_string(connection)
-        backfills.create([Request(desired.source, pipeline.pipeline, schema, table, where)])
+        backfills.create([BackfillRequest(desired.source, pipeline.pipeline, schema, table, where)])
     values = {
         "group": desired.group, "pipeline": pipeline.pipeline, "store": here,
         "created_at": pipeline.created_at, "lsn": "0/0",
@@ -159,7 +159,7 @@ def _catch_up(
     connection.execute(_SQL["put_checkpoint"], values)
 
 
-def _starting(backfills: Backfills, desired: DesiredState) -> frozenset[str]:
+def _starting(backfills: Backfills, desired: DesiredPipelines) -> frozenset[str]:
     """Return the pipelines that have a backfill to come; pause those of paused sinks."""
     starting: set[str] = set()
     for found in backfills.find(source=desired.source, states=OPEN):

@@ -19,8 +19,8 @@ from psycopg import sql
 
 from penstock.core import queries
 from penstock.core.message import format_lsn
-from penstock.outbox.pipelines import DISABLED, Pipeline
-from penstock.outbox.relay.desired_state import DesiredState
+from penstock.outbox.pipelines import DISABLED, StoredPipeline
+from penstock.outbox.relay.desired_state import DesiredPipelines
 from penstock.runtime.run import Run
 from penstock.streams.store import Store
 
@@ -68,7 +68,7 @@ class _Checkpoint:
         sampled: What the run had done when `pending` was taken.
     """
 
-    pipeline: Pipeline
+    pipeline: StoredPipeline
     pending: tuple[str, int] | None = None
     sampled: list[int] | None = None
     ever_sampled: bool = False
@@ -89,7 +89,7 @@ class Checkpoints:
         self,
         connection: psycopg.Connection[Any],
         store: Store,
-        desired: DesiredState,
+        desired: DesiredPipelines,
         run: Run,
         starting: frozenset[str],
     ) -> None:

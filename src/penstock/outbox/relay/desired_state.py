@@ -20,7 +20,7 @@ from penstock.config.sinks import Sink
 from penstock.config.sources import PostgresSource, SourceUrl
 from penstock.core.errors import CaptureError, PipelineError
 from penstock.core.health import Failure
-from penstock.outbox.pipelines import DISABLED, PUBLICATION, Pipeline, slot_of
+from penstock.outbox.pipelines import DISABLED, PUBLICATION, StoredPipeline, slot_of
 from penstock.outbox.settings import OutboxSinkSettings, paused_sink, read
 from penstock.spark import planning
 
@@ -32,7 +32,7 @@ _DISABLED: Final = Failure(
 
 
 @dataclass
-class DesiredState:
+class DesiredPipelines:
     """The desired state of a group.
 
     Attributes:
@@ -47,7 +47,7 @@ class DesiredState:
 
     group: str
     source: str
-    pipelines: dict[str, Pipeline]
+    pipelines: dict[str, StoredPipeline]
     config: Config
     paused: dict[str, Failure] = field(default_factory=dict)
     left_out: dict[str, Failure] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class DesiredState:
         """Whether the group has run before."""
         return any(pipeline.checkpointed for pipeline in self.pipelines.values())
 
-    def runs_as(self, other: DesiredState | None) -> bool:
+    def runs_as(self, other: DesiredPipelines | None) -> bool:
         """Return whether a run of `other` is a run of this one.
 
         Pipelines that neither of them runs make no difference.
@@ -83,7 +83,7 @@ def capture_url(url: str) -> str:
     )
 
 
-class Planner:
+class GroupPlanner:
     """Makes the desired states of groups; caches what it read of the catalog for each route.
 
     Args:
@@ -111,20 +111,20 @@ class Planner:
         self._known: dict[str, tuple[OutboxSinkSettings, Failure | None]] = {}
 
     def plan(
-        self, pipelines: Iterable[Pipeline], environ: Mapping[str, str] = os.environ
-    ) -> dict[str, DesiredState]:
+        self, pipelines: Iterable[StoredPipeline], environ: Mapping[str, str] = os.environ
+    ) -> dict[str, DesiredPipelines]:
         """Return the desired state of each group.
 
         References are resolved each time, so that a changed file counts.
         """
-        groups: dict[str, list[Pipeline]] = {}
+        groups: dict[str, list[StoredPipeline]] = {}
         for pipeline in pipelines:
             groups.setdefault(pipeline.relay_group, []).append(pipeline)
         return {group: self._group(group, of, environ) for group, of in groups.items()}
 
     def _group(
-        self, group: str, pipelines: list[Pipeline], environ: Mapping[str, str]
-    ) -> DesiredState:
+        self, group: str, pipelines: list[StoredPipeline], environ: Mapping[str, str]
+    ) -> DesiredPipelines:
         name = self._name_of(group)
         source = PostgresSource(
             type="postgres", url=SecretStr(self._url),
@@ -146,10 +146,14 @@ class Planner:
             sources={name: source}, sinks=sinks, store=SecretStr(self._store), spark=self._spark
         )
         by_name = {pipeline.pipeline: pipeline for pipeline in pipelines}
-        return DesiredState(group, name, by_name, config, paused, left_out)
+        return DesiredPipelines(group, name, by_name, config, paused, left_out)
 
     def _sink(
-        self, name: str, source: PostgresSource, pipeline: Pipeline, environ: Mapping[str, str]
+        self,
+        name: str,
+        source: PostgresSource,
+        pipeline: StoredPipeline,
+        environ: Mapping[str, str],
     ) -> tuple[OutboxSinkSettings | None, Failure | None]:
         """Return the sink of a pipeline, None without a usable route, and why it does not run."""
         failure = refused = None

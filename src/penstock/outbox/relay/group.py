@@ -16,10 +16,10 @@ from penstock.core.errors import CaptureError, StoreError
 from penstock.core.health import Failure
 from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.pipelines import InboxPipeline
-from penstock.outbox.relay.desired_state import DesiredState
+from penstock.outbox.relay.desired_state import DesiredPipelines
 from penstock.outbox.relay.group_status import GroupStatus
 from penstock.outbox.relay.handover import Handover
-from penstock.outbox.relay.lease import Lease
+from penstock.outbox.relay.lease import GroupLease
 from penstock.outbox.relay.lock import GroupLock
 from penstock.outbox.relay.runner import LONG_STEP_SECONDS, STEP_SECONDS, Runner
 from penstock.outbox.sessions import postgres_error
@@ -58,12 +58,12 @@ class Group:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"relay group {name}", daemon=True)
 
-    def lease(self) -> Lease | None:
+    def lease(self) -> GroupLease | None:
         """Return its lease, None while its loop hangs or has not begun."""
         return None if self._thread.ident is None else self.status.lease()
 
     def set_desired(
-        self, desired: DesiredState | None, inboxes: Sequence[InboxPipeline] = ()
+        self, desired: DesiredPipelines | None, inboxes: Sequence[InboxPipeline] = ()
     ) -> None:
         """Set what runs from now on; `desired` is None where the group has no outbox any more."""
         self._inboxes.set_desired(inboxes)

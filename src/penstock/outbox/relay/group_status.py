@@ -8,10 +8,10 @@ from typing import Any
 
 import structlog
 
-from penstock.core.health import Failure, Level, Part, Problem, worker_part
+from penstock.core.health import Failure, HealthProblem, Level, Part, worker_part
 from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.relay.handover import Handover
-from penstock.outbox.relay.lease import Lease
+from penstock.outbox.relay.lease import GroupLease
 from penstock.outbox.relay.lock import GroupLock
 from penstock.runtime.state import RunState
 
@@ -94,7 +94,7 @@ class GroupStatus:
             },
         }
 
-    def lease(self) -> Lease | None:
+    def lease(self) -> GroupLease | None:
         """Return the process's lease on the group, None while the group hangs."""
         if time.monotonic() > self._deadline:
             if not self._hangs:
@@ -105,15 +105,15 @@ class GroupStatus:
             return None
         self._hangs = False
         if not self._lock.held:
-            return Lease(self._group, "standby", self.warm)
+            return GroupLease(self._group, "standby", self.warm)
         code = error = remedy = None
         if (failure := self.failure) is not None:
             code, error, remedy = failure.code, failure.cause, failure.remedy or None
         elif (problem := self._problem()) is not None:
             code, error, remedy = problem.code, problem.cause, problem.remedy
-        return Lease(self._group, "running", True, self._lock.pid, code, error, remedy)
+        return GroupLease(self._group, "running", True, self._lock.pid, code, error, remedy)
 
-    def _problem(self) -> Problem | None:
+    def _problem(self) -> HealthProblem | None:
         """Return why nothing moves in the run; a problem of one sink is its pipeline's."""
         state = self.run_state
         for part in () if state is None else state.parts():

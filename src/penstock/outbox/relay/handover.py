@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 from pyspark.sql import SparkSession
 
-from penstock.outbox.relay.desired_state import DesiredState
+from penstock.outbox.relay.desired_state import DesiredPipelines
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.run import Run
 from penstock.spark.reasons import query_failure
@@ -34,16 +34,16 @@ class Handover:
         self._group = group
         self._spark = spark
         self._changing = threading.Lock()
-        self._desired: DesiredState | None = None
+        self._desired: DesiredPipelines | None = None
         self._is_known = False
         self._run: Run | None = None
-        self._running: DesiredState | None = None
+        self._running: DesiredPipelines | None = None
         self._next: NextQuery | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     @property
-    def desired(self) -> DesiredState | None:
+    def desired(self) -> DesiredPipelines | None:
         """The desired state, None where the group has no outbox."""
         return self._desired
 
@@ -58,7 +58,7 @@ class Handover:
         return self._run
 
     @property
-    def running(self) -> DesiredState | None:
+    def running(self) -> DesiredPipelines | None:
         """The desired state that the current run was made of."""
         return self._running
 
@@ -67,7 +67,7 @@ class Handover:
         """Whether the group shall end."""
         return self._stopping.is_set()
 
-    def set_desired(self, desired: DesiredState | None) -> None:
+    def set_desired(self, desired: DesiredPipelines | None) -> None:
         """Set the desired state; a run that differs from it is replaced."""
         with self._changing:
             self._desired, self._is_known = desired, True
@@ -82,7 +82,7 @@ class Handover:
                 log.info("stopping: finishing the batch under way", group=self._group)
                 self._run.stop()
 
-    def register(self, run: Run, desired: DesiredState) -> bool:
+    def register(self, run: Run, desired: DesiredPipelines) -> bool:
         """Make `run` the current run; return False where the desired state is another one by now."""
         with self._changing:
             if self.stopping or not (self._desired and self._desired.runs_as(desired)):
@@ -140,7 +140,7 @@ class Handover:
             if ended:
                 return
 
-    def _prepare(self, run: Run, desired: DesiredState) -> NextQuery | None:
+    def _prepare(self, run: Run, desired: DesiredPipelines) -> NextQuery | None:
         """Start the query of the next run; None where that fails: the run then reports it."""
         if not desired.sinks:
             return None

@@ -30,7 +30,7 @@ log = structlog.get_logger("penstock")
 
 
 @dataclass(frozen=True)
-class Lease:
+class GroupLease:
     """A process's lease on a group: `running` with the group's lock, or `standby`.
 
     `code`, `error` and `remedy` are of the failure that keeps the whole group from moving.
@@ -48,7 +48,7 @@ class Lease:
 class Leases:
     """Renews the leases that `current` returns, in a thread, from `start` to `stop`."""
 
-    def __init__(self, url: str, current: Callable[[], Iterable[Lease]]) -> None:
+    def __init__(self, url: str, current: Callable[[], Iterable[GroupLease]]) -> None:
         self._url = url
         self._current = current
         self._instance = secrets.token_hex(8)
@@ -89,7 +89,7 @@ class Leases:
             self._stopping.wait(_BEAT_SECONDS)
         connection.execute(_SQL["stopped"], [self._instance])
 
-    def _values(self, leases: list[Lease]) -> dict[str, Any]:
+    def _values(self, leases: list[GroupLease]) -> dict[str, Any]:
         return {
             "instance": self._instance, "host": socket.gethostname(), "pid": os.getpid(),
             "groups": [of.group for of in leases], "states": [of.state for of in leases],

@@ -27,15 +27,15 @@ from penstock.core.health import Failure, Part, worker_part
 from penstock.outbox.errors import not_installed
 from penstock.outbox.pipelines import (
     InboxPipeline,
-    Pipeline,
+    StoredPipeline,
     find,
     find_inboxes,
     slot_of,
     source_name,
 )
-from penstock.outbox.relay.desired_state import DesiredState, Planner
+from penstock.outbox.relay.desired_state import DesiredPipelines, GroupPlanner
 from penstock.outbox.relay.group import Group
-from penstock.outbox.relay.lease import Lease, Leases
+from penstock.outbox.relay.lease import GroupLease, Leases
 from penstock.outbox.relay.shared import SharedStreams
 from penstock.outbox.relay.sweep import Sweeper
 from penstock.outbox.sessions import connect, postgres_error
@@ -76,7 +76,7 @@ class Relay:
         self._own_store = own_store
         self._config = config
         self._spark: SparkSession | None = None
-        self._planner: Planner | None = None
+        self._planner: GroupPlanner | None = None
         self._groups: dict[str, Group] = {}
         self._shared = SharedStreams()
         self._sweeper = Sweeper()
@@ -149,7 +149,7 @@ class Relay:
             fault = server_fault(catalog)
             if fault and (find(catalog.connection) or not find_inboxes(catalog.connection)):
                 raise fault
-            self._planner = Planner(
+            self._planner = GroupPlanner(
                 self._url, database, self._store, self._config.spark,
                 lambda group: source_name(group, database if self._own_store else None),
             )  # fmt: skip
@@ -174,7 +174,7 @@ class Relay:
             group.join()
         self._leases.stop()
 
-    def _current_leases(self) -> list[Lease]:
+    def _current_leases(self) -> list[GroupLease]:
         return [of for g in list(self._groups.values()) if (of := g.lease()) is not None]
 
     # -- the watching thread
@@ -251,7 +251,7 @@ class Relay:
         self._log_idle(planned, any(p.enabled for of in inboxes.values() for p in of))
 
     def _drop_slots(
-        self, connection: psycopg.Connection[Any], idle: list[str], pipelines: list[Pipeline]
+        self, connection: psycopg.Connection[Any], idle: list[str], pipelines: list[StoredPipeline]
     ) -> None:
         """Drop the slots of groups without pipelines: they would keep the server's WAL for ever.
 
@@ -265,7 +265,7 @@ class Relay:
                 connection.execute(_SQL["drop_slot"], [slot])
                 log.info("slot dropped: its group has no pipelines any more", slot=slot)
 
-    def _log_idle(self, planned: dict[str, DesiredState], filling: bool) -> None:
+    def _log_idle(self, planned: dict[str, DesiredPipelines], filling: bool) -> None:
         idle = not filling and not any(
             p.enabled for desired in planned.values() for p in desired.pipelines.values()
         )

@@ -18,7 +18,7 @@ from penstock.core.health import Failure
 from penstock.outbox.inbox.inboxes import Inboxes
 from penstock.outbox.relay.begin import begin, forget, give_up_slot, leave
 from penstock.outbox.relay.checkpoints import Checkpoints
-from penstock.outbox.relay.desired_state import DesiredState
+from penstock.outbox.relay.desired_state import DesiredPipelines
 from penstock.outbox.relay.group_status import GroupStatus
 from penstock.outbox.relay.guard import RelayGuard
 from penstock.outbox.relay.handover import Handover
@@ -73,7 +73,7 @@ class Runner:
         self._inboxes = inboxes
         self._handover = handover
         self._status = status
-        self._last: DesiredState | None = None
+        self._last: DesiredPipelines | None = None
         self._last_state: RunState | None = None  # of the newest run, which may have ended
         self._left_out: dict[str, Failure] = {}
 
@@ -99,7 +99,7 @@ class Runner:
             self._work(desired, store)
         return True
 
-    def report(self, desired: DesiredState, pipelines: Iterable[str], failure: Failure) -> None:
+    def report(self, desired: DesiredPipelines, pipelines: Iterable[str], failure: Failure) -> None:
         """Write a failure to the checkpoints of pipelines."""
         names = list(pipelines)
         values = {
@@ -117,7 +117,7 @@ class Runner:
                 forget(store, self._last.source, frozenset())
             self._last = None
 
-    def _report_left_out(self, desired: DesiredState) -> None:
+    def _report_left_out(self, desired: DesiredPipelines) -> None:
         for name, failure in desired.left_out.items():
             if desired.pipelines[name].enabled and self._left_out.get(name) != failure:
                 log.error("pipeline can't be run", pipeline=name, group=self._group,
@@ -125,7 +125,7 @@ class Runner:
                 self.report(desired, [name], failure)
         self._left_out = dict(desired.left_out)
 
-    def _work(self, desired: DesiredState, store: Store) -> None:
+    def _work(self, desired: DesiredPipelines, store: Store) -> None:
         """Run until the desired state changes; raises the error that ends the run."""
         # A failure stays reported until the next run delivers: a new attempt alone does not end it.
         self._status.state, self._last = "starting", desired
@@ -157,7 +157,7 @@ class Runner:
             raise
 
     def _stream(
-        self, run: Run, desired: DesiredState, store: Store, starting: frozenset[str]
+        self, run: Run, desired: DesiredPipelines, store: Store, starting: frozenset[str]
     ) -> None:
         for name, failure in desired.paused.items():
             if desired.pipelines[name].enabled:

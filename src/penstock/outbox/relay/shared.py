@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.outbox.relay.desired_state import DesiredState
+from penstock.outbox.relay.desired_state import DesiredPipelines
 from penstock.outbox.settings import OutboxSinkSettings
 from penstock.sinks.nats.shared import shared_streams_of_outboxes
 
@@ -27,7 +27,7 @@ class SharedStreams:
         self._due = 0.0
         self._thread: threading.Thread | None = None
 
-    def check(self, groups: Iterable[DesiredState]) -> None:
+    def check(self, groups: Iterable[DesiredPipelines]) -> None:
         """Check the pipelines of the groups, where they have changed or a minute has passed."""
         sinks = {
             name: sink

@@ -8,20 +8,20 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.nats import NatsServer, NatsSinkConfig
 
 _MOST: Final = 32
 
-_announced: dict[tuple[str, object], list[Server]] = {}
+_announced: dict[tuple[str, object], list[NatsServer]] = {}
 
 
-def note(config: NatsSinkConfig, server: Server, info: dict[str, Any]) -> None:
+def note(config: NatsSinkConfig, server: NatsServer, info: dict[str, Any]) -> None:
     """Keep for this process what `server` announces; its next INFO replaces it."""
     if isinstance(urls := info.get("connect_urls"), list):
         _announced[config.url, config.reached] = list(_read(server, urls[:_MOST]))
 
 
-def servers_of(config: NatsSinkConfig) -> list[Server]:
+def servers_of(config: NatsSinkConfig) -> list[NatsServer]:
     """Return the servers of `url`, and behind them those that the cluster has announced beside."""
     servers = config.servers
     known = {(server.host, server.port) for server in servers}
@@ -29,7 +29,7 @@ def servers_of(config: NatsSinkConfig) -> list[Server]:
     return servers + [server for server in more if (server.host, server.port) not in known]
 
 
-def _read(server: Server, urls: list[Any]) -> Iterator[Server]:
+def _read(server: NatsServer, urls: list[Any]) -> Iterator[NatsServer]:
     """Yield what is announced, with the login of the server that announces it."""
     for url in urls:
         try:

@@ -11,7 +11,7 @@ from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.subject import covers
 from penstock.sinks.nats import permissions
-from penstock.sinks.nats.client import Connection
+from penstock.sinks.nats.client import NatsConnection
 from penstock.sinks.nats.errors import jetstream_not_enabled, no_stream
 from penstock.sinks.nats.jetstream import CLUSTER_SECONDS, JetStreamApi
 from penstock.sinks.nats.make_stream import conflict, expected
@@ -181,7 +181,7 @@ def _inspect_settings(
         yield Finding("error", what, message, f"nats stream edit {name} --ack")
 
 
-def _may_ask(connection: Connection, stream: str) -> Iterable[Finding]:
+def _may_ask(connection: NatsConnection, stream: str) -> Iterable[Finding]:
     """Look whether the user may see whose the messages are that the stream has already."""
     call = f"$JS.API.STREAM.MSG.GET.{stream}"
     found = permissions.inspect(connection, call, [call])

@@ -1,6 +1,6 @@
 """A small synchronous NATS client that does one thing fast: publish, and read the acks in bulk.
 
-`Connection` puts a non-blocking socket under `Parser`. Frames are handed over ready-made (`HPUB …`),
+`NatsConnection` puts a non-blocking socket under `Parser`. Frames are handed over ready-made (`HPUB …`),
 thousands in one buffer.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.bastion.tunnel import tunnel_to
-from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.nats import NatsServer, NatsSinkConfig
 from penstock.core.errors import BastionError, SinkError
 from penstock.sinks.nats import announced
 from penstock.sinks.nats.errors import none_of, problem_error, tls_error, unresponsive
@@ -39,14 +39,14 @@ def new_inbox() -> bytes:
     return f"_INBOX.{secrets.token_hex(8)}.".encode()
 
 
-class Connection:
+class NatsConnection:
     """A logged-in connection that listens on its inbox; made by `connect`."""
 
     def __init__(
         self,
         config: NatsSinkConfig,
         sock: socket.socket,
-        server: Server,
+        server: NatsServer,
         info: dict[str, Any],
         parser: Parser,
     ):
@@ -205,11 +205,11 @@ class Connection:
 
 def connect(
     config: NatsSinkConfig,
-    server: Server,
+    server: NatsServer,
     inbox: bytes,
     name: str,
     timeout: float = CONNECT_TIMEOUT,
-) -> Connection:
+) -> NatsConnection:
     """Open, secure and log in one connection that listens on `inbox`; raises `SinkError`.
 
     Each step of it may take `timeout` seconds.
@@ -233,7 +233,7 @@ def connect(
             f"Cannot reach {where}: {error}.",
             remedy=f"Mend {config.setting('url')}, the name or the network.",
         ) from None
-    connection: Connection | None = None
+    connection: NatsConnection | None = None
     try:
         sock.settimeout(timeout)
         if sock.family != socket.AF_UNIX:
@@ -243,7 +243,7 @@ def connect(
         info = _read_info(sock, parser, where)
         announced.note(config, server, info)
         sock = secure(sock, config, server, info)
-        connection = Connection(config, sock, server, info, parser)
+        connection = NatsConnection(config, sock, server, info, parser)
         options = orjson.dumps(connect_options(config, server, info, name))
         connection.send(b"CONNECT " + options + b"\r\nSUB " + inbox + b"* 1\r\nPING\r\n")
         _await_pong(connection, config, timeout)
@@ -275,7 +275,7 @@ def connect_first(
     inbox: bytes | None = None,
     start: int = 0,
     timeout: Callable[[], float] = lambda: CONNECT_TIMEOUT,
-) -> Connection:
+) -> NatsConnection:
     """Connect as `connect` does to the first server that takes it, beginning with number `start`.
 
     The servers are those of `announced.servers_of`. Without an `inbox` it has a new one. Where none
@@ -292,7 +292,7 @@ def connect_first(
     raise none_of(errors)
 
 
-def _open(config: NatsSinkConfig, server: Server, timeout: float) -> socket.socket:
+def _open(config: NatsSinkConfig, server: NatsServer, timeout: float) -> socket.socket:
     """Return a socket that leads to a server, through the bastion if there is one."""
     if config.reached is None:
         return socket.create_connection((server.host, server.port), timeout)
@@ -311,7 +311,7 @@ def _read_info(sock: socket.socket, parser: Parser, where: str) -> dict[str, Any
                 return event.fields
 
 
-def _await_pong(connection: Connection, config: NatsSinkConfig, timeout: float) -> None:
+def _await_pong(connection: NatsConnection, config: NatsSinkConfig, timeout: float) -> None:
     for event in connection.events(timeout):
         if isinstance(event, ServerError):
             raise problem_error(event.text, config, connection.server)

@@ -18,10 +18,10 @@ import orjson
 
 from penstock.core.delivery import OnRetry
 from penstock.core.errors import SinkError
-from penstock.sinks.nats.client import Connection
+from penstock.sinks.nats.client import NatsConnection
 from penstock.sinks.nats.errors import UNAVAILABLE
 from penstock.sinks.nats.outbox_formats import OWNER
-from penstock.sinks.nats.parser import ANSWER, Answer
+from penstock.sinks.nats.parser import ANSWER, StoredAnswer
 
 if TYPE_CHECKING:
     from penstock.sinks.nats.task import Task
@@ -227,7 +227,7 @@ class Duplicates:
         """Return whether the server itself is silent, last heard then: streams can't answer either."""
         return now - heard > SILENCE * self._timeout
 
-    def ask(self, connection: Connection, task: Task, now: float, heard: float) -> None:
+    def ask(self, connection: NatsConnection, task: Task, now: float, heard: float) -> None:
         """Ask for what is in doubt, and the server, last heard at `heard`, for a sign of life."""
         due = list(task.doubts.due(now, self._timeout))
         if due and self._may_ask:
@@ -242,7 +242,7 @@ class Duplicates:
                 reply = b"%b%b%d" % (connection.inbox, ANSWER, row + task.base)
                 connection.publish(where.call.encode(), where.question, reply=reply)
 
-    def judge(self, task: Task, answer: Answer) -> None:
+    def judge(self, task: Task, answer: StoredAnswer) -> None:
         """Judge by a stream's answer: its message is the sink's own, or the sink's is nowhere."""
         row = answer.number - task.base
         where = task.doubts.where(row)

@@ -7,7 +7,7 @@ from bisect import bisect_right
 import pyarrow as pa
 
 from penstock.core.delivery import Written
-from penstock.sinks.nats.frames import Block, Encoder
+from penstock.sinks.nats.frames import Encoder, FrameBlock
 from penstock.sinks.nats.rows import RowTable
 
 
@@ -25,7 +25,7 @@ class EncodedRows:
         self._base = base
         self._rows = rows
         self._written = written
-        self._blocks: list[Block] = []
+        self._blocks: list[FrameBlock] = []
         self._firsts: list[int] = []
         self.mean_size = 512.0
         """Bytes of a frame, in the newest block."""
@@ -35,7 +35,7 @@ class EncodedRows:
         """How many rows were encoded."""
         return self._blocks[-1].first + self._blocks[-1].rows if self._blocks else 0
 
-    def block(self, row: int) -> Block:
+    def block(self, row: int) -> FrameBlock:
         """Return the block that has a row's frame."""
         while not self._blocks or row >= self._blocks[-1].first + self._blocks[-1].rows:
             self._encode_next()

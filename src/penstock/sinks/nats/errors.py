@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.nats import NatsServer, NatsSinkConfig
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.errors import SinkError
 from penstock.core.subject import covers
@@ -36,7 +36,7 @@ def none_of(errors: Sequence[SinkError]) -> SinkError:
     )
 
 
-def problem_error(text: str, config: NatsSinkConfig, server: Server) -> SinkError:
+def problem_error(text: str, config: NatsSinkConfig, server: NatsServer) -> SinkError:
     """Return the `SinkError` for a server's `-ERR` that concerns the connection."""
     low = text.lower()
     if "authorization violation" in low or "authentication" in low or "revoked" in low:
@@ -73,7 +73,7 @@ def _permit(text: str) -> str:
 
 
 def tls_error(
-    config: NatsSinkConfig, server: Server, reason: str, remedy: str | None = None
+    config: NatsSinkConfig, server: NatsServer, reason: str, remedy: str | None = None
 ) -> SinkError:
     """Return the error for a connection that could not be secured."""
     return SinkError(
@@ -87,7 +87,7 @@ def tls_error(
     )
 
 
-def unresponsive(server: Server, seconds: float) -> SinkError:
+def unresponsive(server: NatsServer, seconds: float) -> SinkError:
     """Return the error for a server that sends nothing."""
     return SinkError(
         "timeout",
@@ -126,7 +126,7 @@ def no_stream(config: NatsSinkConfig, source: str | None, subject: str) -> SinkE
     )
 
 
-def jetstream_not_enabled(server: Server) -> SinkError:
+def jetstream_not_enabled(server: NatsServer) -> SinkError:
     """Return the error for a server or an account without JetStream."""
     return SinkError(
         "jetstream_not_enabled",
@@ -136,7 +136,7 @@ def jetstream_not_enabled(server: Server) -> SinkError:
     )
 
 
-def publish_denied(subject: str, server: Server) -> SinkError:
+def publish_denied(subject: str, server: NatsServer) -> SinkError:
     """Return the error for a subject that the user may not publish to."""
     return SinkError(
         "permission_denied",
@@ -215,7 +215,7 @@ def refused_by_stream(body: dict[str, Any], config: NatsSinkConfig, subject: str
     )
 
 
-def no_leader(subject: str, server: Server) -> SinkError:
+def no_leader(subject: str, server: NatsServer) -> SinkError:
     """Return the error for a subject that no stream of a cluster answers for, for a reason not known."""
     return SinkError(
         "no_leader",
@@ -226,7 +226,7 @@ def no_leader(subject: str, server: Server) -> SinkError:
     )
 
 
-def no_quorum(server: Server, subject: str | None = None) -> SinkError:
+def no_quorum(server: NatsServer, subject: str | None = None) -> SinkError:
     """Return the error for a cluster that has no leader, or, with `subject`, its stream has none."""
     if subject is None:
         message = f"The JetStream cluster of {server} has no leader"

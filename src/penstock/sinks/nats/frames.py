@@ -28,7 +28,7 @@ BLOCK_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FrameBlock:
     """The ready-made `HPUB` frames of some neighbouring rows, one after the other."""
 
     first: int
@@ -119,7 +119,7 @@ class Encoder:
             before = b'{"record":,"changes":,"action":"","metadata":'
         self._around = len(before) + len(after_metadata) - 2
 
-    def block(self, batch: pa.RecordBatch, first: int, base: int) -> Block:
+    def block(self, batch: pa.RecordBatch, first: int, base: int) -> FrameBlock:
         """Encode as many rows from `first` on as one block takes; `base` numbers the batch."""
         part = batch.slice(first, BLOCK_ROWS)
         if part.num_rows <= FEW and (few := self._few_frames(part, base + first)) is not None:
@@ -164,7 +164,7 @@ class Encoder:
         )
         # fmt: on
         _, offsets, data = frames.buffers()
-        return Block(
+        return FrameBlock(
             first=first,
             rows=rows,
             data=memoryview(data),
@@ -232,8 +232,8 @@ class Encoder:
         return text_of(_METADATA_OF(batch.column("metadata")[0].as_py())["database"])
 
 
-def _block(first: int, few: FewFrames) -> Block:
-    return Block(
+def _block(first: int, few: FewFrames) -> FrameBlock:
+    return FrameBlock(
         first=first,
         rows=len(few.frames),
         data=memoryview(b"".join(few.frames)),

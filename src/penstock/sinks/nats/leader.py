@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.nats import NatsServer, NatsSinkConfig
 from penstock.core.errors import SinkError
 from penstock.sinks.nats.errors import (
     NOT_ENABLED,
@@ -109,7 +109,7 @@ class Silence:
 
 
 def unanswered(
-    verdict: Verdict, config: NatsSinkConfig, source: str | None, subject: str, server: Server
+    verdict: Verdict, config: NatsSinkConfig, source: str | None, subject: str, server: NatsServer
 ) -> SinkError:
     """Return the error for a subject that nothing in a cluster answers for."""
     if verdict == "no_stream":

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import nkeys
 
-from penstock.config.nats import NatsSinkConfig, Server
+from penstock.config.nats import NatsServer, NatsSinkConfig
 from penstock.config.nats_login import NatsLogin
 from penstock.core.errors import SinkError
 from penstock.sinks.nats.errors import tls_error
@@ -39,7 +39,7 @@ def by_login(configs: Mapping[str, NatsSinkConfig]) -> list[list[str]]:
 
 
 def secure(
-    sock: socket.socket, config: NatsSinkConfig, server: Server, info: dict[str, Any]
+    sock: socket.socket, config: NatsSinkConfig, server: NatsServer, info: dict[str, Any]
 ) -> socket.socket:
     """Return the socket, by TLS where the configuration or the server asks for it."""
     required = bool(info.get("tls_required"))
@@ -86,7 +86,7 @@ def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:
 
 
 def connect_options(
-    config: NatsSinkConfig, server: Server, info: dict[str, Any], name: str
+    config: NatsSinkConfig, server: NatsServer, info: dict[str, Any], name: str
 ) -> dict[str, Any]:
     """Return the options of `CONNECT` for a server that sent `info`; raises `SinkError`."""
     if not info.get("headers"):
@@ -110,7 +110,7 @@ def connect_options(
     }
 
 
-def _login(config: NatsSinkConfig, server: Server, nonce: str) -> dict[str, Any]:
+def _login(config: NatsSinkConfig, server: NatsServer, nonce: str) -> dict[str, Any]:
     """Return the fields of `CONNECT` that log in; the server's `nonce` is signed by an nkey."""
     if server.user is not None:
         return {"user": server.user, "pass": server.password}

@@ -34,7 +34,7 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class Answer(NamedTuple):
+class StoredAnswer(NamedTuple):
     """A stream's answer to the question for a message that it has."""
 
     number: int
@@ -68,7 +68,7 @@ class Pong(NamedTuple):
     """The server has handled all that was sent before our PING."""
 
 
-Event = Reply | Answer | ServerError | Info | Ping | Pong
+Event = Reply | StoredAnswer | ServerError | Info | Ping | Pong
 
 
 class Parser:
@@ -152,5 +152,5 @@ class Parser:
         if number.isdigit():
             events.append(Reply(int(number), status, data[body:end]))
         elif number[:1] == ANSWER and number[1:].isdigit():
-            events.append(Answer(int(number[1:]), status, data[body:end]))
+            events.append(StoredAnswer(int(number[1:]), status, data[body:end]))
         return end + 2

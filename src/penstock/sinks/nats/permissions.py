@@ -16,7 +16,7 @@ import orjson
 from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
 from penstock.core.subject import covers, overlaps
-from penstock.sinks.nats.client import Connection
+from penstock.sinks.nats.client import NatsConnection
 from penstock.sinks.nats.errors import unresponsive
 from penstock.sinks.nats.parser import Pong, ServerError
 
@@ -55,7 +55,7 @@ class Permissions:
         return not allowed or any(covers(p, subject) for p in self.deny)
 
 
-def inspect(connection: Connection, wildcard: str, samples: Sequence[str]) -> Finding:
+def inspect(connection: NatsConnection, wildcard: str, samples: Sequence[str]) -> Finding:
     """Look whether the user may publish to what a template gives.
 
     `wildcard` stands for all of it, `samples` are the subjects that it gives now, where these are known;
@@ -83,7 +83,7 @@ def inspect(connection: Connection, wildcard: str, samples: Sequence[str]) -> Fi
     return Finding("ok", what, "this user may publish to it")
 
 
-def ask(connection: Connection) -> Permissions | None:
+def ask(connection: NatsConnection) -> Permissions | None:
     """Return the user's permissions, None where the server does not name them."""
     try:
         reply = connection.request(_USER_INFO, b"", _TIMEOUT)
@@ -98,7 +98,7 @@ def ask(connection: Connection) -> Permissions | None:
         return None  # a server before 2.10, which does not know the question
 
 
-def refused(connection: Connection, subjects: Iterable[str]) -> list[str]:
+def refused(connection: NatsConnection, subjects: Iterable[str]) -> list[str]:
     """Return the subjects that the user may not publish to; no message is delivered."""
     tried = list(subjects)
     for subject in tried:

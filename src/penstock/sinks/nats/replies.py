@@ -12,7 +12,7 @@ from penstock.config.nats import NatsSinkConfig
 from penstock.core.delivery import OnRetry
 from penstock.core.errors import SinkError
 from penstock.sinks.nats.chains import Chaining
-from penstock.sinks.nats.client import Connection
+from penstock.sinks.nats.client import NatsConnection
 from penstock.sinks.nats.duplicates import Duplicates
 from penstock.sinks.nats.errors import (
     jetstream_not_enabled,
@@ -21,7 +21,7 @@ from penstock.sinks.nats.errors import (
     refused_by_stream,
 )
 from penstock.sinks.nats.leader import Silence, unanswered
-from penstock.sinks.nats.parser import Answer, Event, Reply, ServerError
+from penstock.sinks.nats.parser import Event, Reply, ServerError, StoredAnswer
 from penstock.sinks.nats.task import Task
 from penstock.sinks.nats.window import Window
 
@@ -62,7 +62,7 @@ class Replies:
         self._silence = Silence()
 
     def handle(
-        self, connection: Connection, task: Task, events: Sequence[Event], now: float
+        self, connection: NatsConnection, task: Task, events: Sequence[Event], now: float
     ) -> None:
         """Handle events; rows whose publishing has failed back off, are sent again or dead letters."""
         denied: list[str] = []
@@ -73,7 +73,7 @@ class Replies:
                     self._silence.forbidden()
                 elif not self._duplicates.denied(task, subject):
                     denied.append(subject)
-            elif isinstance(event, Answer):
+            elif isinstance(event, StoredAnswer):
                 self._duplicates.judge(task, event)
             elif isinstance(event, Reply) and event.number == 0 and connection.info.get("cluster"):
                 self._silence.answered(event.status, event.body, now)
@@ -120,7 +120,7 @@ class Replies:
         task.dissolve(row)
 
     def _error(
-        self, connection: Connection, task: Task, reply: Reply, row: int
+        self, connection: NatsConnection, task: Task, reply: Reply, row: int
     ) -> SinkError | None:
         """Return what is wrong by a reply that is no plain ack, or None if nothing is."""
         if reply.status == 503 and connection.info.get("cluster"):
@@ -149,7 +149,7 @@ class Replies:
                 task.note_newest(number, reply.body)
         return None
 
-    def _silence_of(self, connection: Connection, subject: str) -> SinkError:
+    def _silence_of(self, connection: NatsConnection, subject: str) -> SinkError:
         """Return why a cluster does not answer for a subject, as far as that is known."""
         verdict, question = self._silence.seen(subject, time.monotonic())
         if question is not None:

@@ -40,7 +40,7 @@ from penstock.core.errors import SinkError
 from penstock.core.message import DELETE, TRUNCATE, WIRE_SCHEMA
 from penstock.sinks.nats.announced import servers_of
 from penstock.sinks.nats.chains import Chaining
-from penstock.sinks.nats.client import CONNECT_TIMEOUT, Connection, connect_first, new_inbox
+from penstock.sinks.nats.client import CONNECT_TIMEOUT, NatsConnection, connect_first, new_inbox
 from penstock.sinks.nats.duplicates import Duplicates
 from penstock.sinks.nats.errors import ack_overdue, unresponsive
 from penstock.sinks.nats.frames import Encoder
@@ -78,7 +78,7 @@ class NatsSink:
         # One inbox for the sink's life: acks of a lost connection's messages are as good as any.
         self.inbox = new_inbox()
         self._encoder = Encoder(config, name, source, self.inbox, uuid)
-        self._connection: Connection | None = None
+        self._connection: NatsConnection | None = None
         self._was_connected = False
         self._next_server = 0
         self._next_number = 1  # 0 is the reply to a question to JetStream's API
@@ -140,7 +140,7 @@ class NatsSink:
         """Connect to one of the servers; raises `Unfinished` as `write` does."""
         self.opened(patience)
 
-    def opened(self, patience: float | None = None) -> Connection:
+    def opened(self, patience: float | None = None) -> NatsConnection:
         """Return the connection, which is made where there is none; raises as `connect` does."""
         self._patience = Patience(patience, 0)
         try:
@@ -165,7 +165,7 @@ class NatsSink:
             self._connection.close()
             self._connection = None
 
-    def _pump(self, connection: Connection, task: Task) -> SinkError | None:
+    def _pump(self, connection: NatsConnection, task: Task) -> SinkError | None:
         """Send and read until the batch is done; returns the error if the connection is lost."""
         timeout = self._config.ack_timeout
         last_ack = heard = now = time.monotonic()
@@ -235,7 +235,7 @@ class NatsSink:
             remedy="See how busy the server and its disk are, and whether the network is.",
         )
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> NatsConnection:
         attempt = 0
         while self._connection is None:
             try:
@@ -250,7 +250,7 @@ class NatsSink:
                 self._wait(error, attempt)
         return self._connection
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> NatsConnection:
         connection = connect_first(
             self._config, f"penstock {self._name}", inbox=self.inbox, start=self._next_server,
             timeout=lambda: max(0.05, min(CONNECT_TIMEOUT, self._patience.left())),

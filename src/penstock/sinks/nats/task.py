@@ -22,7 +22,7 @@ from penstock.core.errors import SinkError
 from penstock.sinks.nats.chains import Chains
 from penstock.sinks.nats.duplicates import Doubts, Stored, stored
 from penstock.sinks.nats.encoded import EncodedRows
-from penstock.sinks.nats.frames import Block, Encoder
+from penstock.sinks.nats.frames import Encoder, FrameBlock
 from penstock.sinks.nats.order import GroupOrder, row_groups
 from penstock.sinks.nats.retries import Deadlines, Retries
 from penstock.sinks.nats.rows import BACKOFF, DONE, DOUBTED, SENT, WAITING, RowTable
@@ -118,7 +118,7 @@ class Task:
         self._deadlines.sent(rows, now)
         return b"".join(frames)
 
-    def _neighbours(self, block: Block, room: int, now: float) -> memoryview:
+    def _neighbours(self, block: FrameBlock, room: int, now: float) -> memoryview:
         """Return the frames of the next rows, which lie one behind the other in `block`."""
         at = self._next - block.first
         start = block.offsets[at]

@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.delivery import Unfinished
 from penstock.core.errors import SinkError
-from penstock.sinks.nats.client import Connection
+from penstock.sinks.nats.client import NatsConnection
 from penstock.sinks.nats.frames import Encoder
 from penstock.sinks.nats.parser import Event, Reply, ServerError
 from penstock.sinks.nats.sink import NatsSink, published
@@ -81,7 +81,7 @@ class Together:
             else:
                 return
 
-    def _publish(self, connection: Connection, tasks: Sequence[Task]) -> None:
+    def _publish(self, connection: NatsConnection, tasks: Sequence[Task]) -> None:
         """Publish as far as it goes; raises `SinkError` where the connection is lost."""
         bases = [task.base for task in tasks]
         left = dict(enumerate(tasks))
@@ -119,7 +119,7 @@ def _unfinished(tasks: Mapping[int, Task]) -> dict[int, Task]:
     return {at: task for at, task in tasks.items() if task.rows.left and not task.doubts}
 
 
-def _send(connection: Connection, tasks: Collection[Task], now: float) -> bool:
+def _send(connection: NatsConnection, tasks: Collection[Task], now: float) -> bool:
     """Send what may go, in one piece; return whether there is more than the connection takes now."""
     frames: list[bytes | memoryview] = []
     size, more = connection.unsent, False

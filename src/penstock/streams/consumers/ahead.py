@@ -14,14 +14,14 @@ from penstock.streams.consumers.sessions import Sessions, composed, stopped
 from penstock.streams.consumers.sql_filter import FAILED, FILTER_FAILED, FILTER_SQL
 from penstock.streams.consumers.state import START
 from penstock.streams.consumers.types import StoreUnavailable
-from penstock.streams.consumers.view import BYTES, Segment, StreamView
+from penstock.streams.consumers.view import BYTES, SegmentView, StreamView
 from penstock.streams.names import segment_table
 
 _ROWS: Final = 5_000
 _FEW: Final = 2_000
 
 
-class ReadAhead:
+class ConsumerReadAhead:
     """The buffer of one consumer. Used by one task, but for the task that fills it beside the steps."""
 
     def __init__(self, sessions: Sessions, view: StreamView, consumer: int) -> None:
@@ -96,7 +96,7 @@ class ReadAhead:
             limit -= len(rows)
             view.measure(rows)
 
-    async def _without_failed(self, segment: Segment, rows: list[Row]) -> list[Row]:
+    async def _without_failed(self, segment: SegmentView, rows: list[Row]) -> list[Row]:
         """Return rows without the messages whose filter can't be evaluated: these are dead letters."""
         failed = [row for row in rows if row[4] and row[4][:1] == FAILED]
         if not failed:

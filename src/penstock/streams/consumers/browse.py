@@ -31,7 +31,7 @@ from penstock.streams.consumers.search import (
 from penstock.streams.consumers.selection import ALL
 from penstock.streams.consumers.sessions import Connection, composed, messages
 from penstock.streams.consumers.types import Refused, WrongSetting
-from penstock.streams.consumers.view import Segment
+from penstock.streams.consumers.view import SegmentView
 from penstock.streams.names import segment_table
 from penstock.streams.records import commit_position
 
@@ -212,7 +212,7 @@ class _Walk:
         return SearchPage(found, None, looked_at, failures, failure)
 
     async def _window(
-        self, segment: Segment, begin: StreamPosition, last: StreamPosition, rows: int
+        self, segment: SegmentView, begin: StreamPosition, last: StreamPosition, rows: int
     ) -> list[Any]:
         view = self._search.view
         query = composed(
@@ -226,7 +226,7 @@ class _Walk:
         params = {**view.range(begin, last), **self._values, "limit": rows}
         return await messages(self._connection, query, params)
 
-    async def _messages(self, segment: Segment, at: Sequence[StreamPosition]) -> list[Found]:
+    async def _messages(self, segment: SegmentView, at: Sequence[StreamPosition]) -> list[Found]:
         if not at:
             return []
         query = composed("messages", segment=segment_table(segment.id), condition=ALL)

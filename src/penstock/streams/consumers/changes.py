@@ -11,8 +11,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from penstock.config.consumers import Consumer as WrittenConsumer
-from penstock.config.consumers import ConsumerSettings, settings_of
+from penstock.config.consumers import ConsumerSettings, HttpConsumer, settings_of
 from penstock.config.deletes import OF_CHANGES
 from penstock.config.secret_values import masked
 from penstock.config.sinks import GROUP_SETTINGS
@@ -50,7 +49,7 @@ def accept(_: int | None) -> None:
     """Let every version be changed."""
 
 
-class Changes:
+class ConsumerChanges:
     """Changes the consumers of a store, and notifies every process.
 
     The desired state has it too, with `by` in its audit log. `check` gets the version that is changed,
@@ -225,7 +224,7 @@ async def _check_version(connection: Connection, info: ConsumerInfo, check: Chec
     check(rows[0][1] if rows else None)
 
 
-async def _joined(connection: Connection, consumer: WrittenConsumer) -> WrittenConsumer:
+async def _joined(connection: Connection, consumer: HttpConsumer) -> HttpConsumer:
     """Return a consumer with what its target has by now; raises `WrongSetting` and `Refused`."""
     name = getattr(consumer, "target", None)
     if name is None:

@@ -22,7 +22,7 @@ _SURE: Final = 4  # receives that followed, after which the next one is expected
 _DOUBTFUL: Final = -16  # the same, after messages waited for nothing
 
 
-class Claims:
+class ReceiveClaims:
     """The messages that wait for the receive that they are meant for.
 
     Args:

@@ -10,12 +10,12 @@ from penstock.core.message import Position
 from penstock.streams.consumers.entry import Entry, StreamPosition
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
 from penstock.streams.consumers.loop import Loop
-from penstock.streams.consumers.reader import Reader
+from penstock.streams.consumers.reader import ConsumerReader
 from penstock.streams.consumers.receive_limit import Permits
 from penstock.streams.consumers.sessions import SQL, Sessions
 from penstock.streams.consumers.standing import Standing, standing_of
 from penstock.streams.consumers.state import State
-from penstock.streams.consumers.steps import Steps
+from penstock.streams.consumers.steps import StepWriter
 from penstock.streams.consumers.types import (
     ConsumerError,
     ConsumerInfo,
@@ -62,7 +62,7 @@ class Consumer:
         self._sessions = sessions
         self._save = save
         self._freed = freed
-        self._steps = Steps(sessions, info, stream)
+        self._steps = StepWriter(sessions, info, stream)
         self._loop = Loop(self._steps, freed, permits)
 
     @property
@@ -183,7 +183,7 @@ class Consumer:
                 for message in held
                 if message[:2] in texts
             ]
-        reader = Reader(self._sessions, self.stream, self.info.id, self.info.settings)
+        reader = ConsumerReader(self._sessions, self.stream, self.info.id, self.info.settings)
         await reader.view.refresh()
         rows = await reader.behind(found.cursor, found.parked, limit)
         return [ConsumerMessage(commit_position(*row[:2]), 0, row[4] or b"", None) for row in rows]

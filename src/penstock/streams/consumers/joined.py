@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.config.consumers import Consumer, PullConsumer, WebhookConsumer
+from penstock.config.consumers import HttpConsumer, PullConsumer, WebhookConsumer
 from penstock.config.targets import HttpTarget, joined_webhook
 from penstock.config.yaml_lines import Document, filled
 from penstock.core.text import dotted
@@ -15,13 +15,13 @@ OF_TARGET: Final = frozenset({"target", "path", "url", "headers", "secrets"})
 """The keys of a webhook that its target has a part in."""
 
 
-def written(keys: Mapping[str, Any]) -> Consumer:
+def written(keys: Mapping[str, Any]) -> HttpConsumer:
     """Return the consumer of type `pull` or `webhook` that has these keys; raises `ValidationError`."""
     model = WebhookConsumer if keys.get("type") == "webhook" else PullConsumer
     return model.model_validate(dict(keys))
 
 
-def here(spec: Mapping[str, Any], kind: str, environ: Mapping[str, str]) -> Consumer | None:
+def here(spec: Mapping[str, Any], kind: str, environ: Mapping[str, str]) -> HttpConsumer | None:
     """Return the consumer of an entity, None where it names variables that this process lacks.
 
     Raises `ValidationError`.
@@ -32,8 +32,8 @@ def here(spec: Mapping[str, Any], kind: str, environ: Mapping[str, str]) -> Cons
 
 
 def joined(
-    consumer: Consumer, target: Mapping[str, Any] | None, environ: Mapping[str, str]
-) -> Consumer:
+    consumer: HttpConsumer, target: Mapping[str, Any] | None, environ: Mapping[str, str]
+) -> HttpConsumer:
     """Return a consumer with what its target has; `target` is the spec of that, None without one.
 
     Raises `WrongSetting` where there is no such target of type http, and `Refused` for one that can't

@@ -14,7 +14,7 @@ from penstock.streams.consumers.line import Call, Statement, Value
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import Held, State, is_state, replay
 from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
-from penstock.streams.consumers.view import Segment
+from penstock.streams.consumers.view import SegmentView
 from penstock.streams.names import consumer_table, segment_table
 
 _ENTRIES: Final = 2_000
@@ -93,7 +93,7 @@ class ConsumerLog:
         self,
         entry: Entry,
         dead: Collection[tuple[Held, str]] = (),
-        segments: Collection[Segment] = (),
+        segments: Collection[SegmentView] = (),
         replayed: int | None = None,
     ) -> bool:
         """Take a step; its `dead`, each with its cause, become dead letters.
@@ -158,7 +158,7 @@ class ConsumerLog:
         connection: Connection,
         values: dict[str, Value],
         dead: Collection[tuple[Held, str]],
-        segments: Collection[Segment],
+        segments: Collection[SegmentView],
     ) -> bool:
         async with connection.transaction():
             if not await self._insert(connection, values):

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import structlog
 
 from penstock.streams.consumers.ack_tokens import Ref, read_tokens
-from penstock.streams.consumers.claims import Claims
+from penstock.streams.consumers.claims import ReceiveClaims
 from penstock.streams.consumers.receive_limit import Permits
 from penstock.streams.consumers.reports import Kind, Refused, Request
 from penstock.streams.consumers.sessions import stopped
-from penstock.streams.consumers.steps import Steps
+from penstock.streams.consumers.steps import StepWriter
 from penstock.streams.consumers.types import (
     ConsumerError,
     Delivery,
@@ -51,13 +51,13 @@ class Loop:
         permits: Those of its receives.
     """
 
-    def __init__(self, steps: Steps, freed: Callable[[int], None], permits: Permits) -> None:
+    def __init__(self, steps: StepWriter, freed: Callable[[int], None], permits: Permits) -> None:
         self._steps = steps
         self._permits = permits
         self._freed = freed
         self._asked: list[_Asked] = []
         self._waiters = Waiters()
-        self._claims = Claims(self._give_back)
+        self._claims = ReceiveClaims(self._give_back)
         self._calls: deque[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from penstock.streams.consumers.entry import StreamPosition
-from penstock.streams.consumers.reader import Reader
+from penstock.streams.consumers.reader import ConsumerReader
 from penstock.streams.consumers.state import State
 from penstock.streams.consumers.types import StoreUnavailable
 
@@ -25,7 +25,7 @@ class Pending:
     stretch (of a new consumer of an old stream) beside the work, so that the number grows at first.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ConsumerReader) -> None:
         self._reader = reader
         self._counted = 0  # between the cursor, when `passed` was so much, and `to`
         self._passed = 0

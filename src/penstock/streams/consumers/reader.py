@@ -10,7 +10,7 @@ from psycopg import sql
 
 from penstock.config.consumers import ConsumerSettings
 from penstock.core.group_hash import group_hash
-from penstock.streams.consumers.ahead import ReadAhead
+from penstock.streams.consumers.ahead import ConsumerReadAhead
 from penstock.streams.consumers.decide import Row
 from penstock.streams.consumers.entry import Parked, StreamPosition
 from penstock.streams.consumers.groups import ParkedGroups
@@ -24,7 +24,7 @@ _LOOKED_AT: Final = 20_000
 _WINDOWS: Final = 10
 
 
-class Reader:
+class ConsumerReader:
     """Reads a stream for a consumer. Used by one task; `ahead` may be filled beside it."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Reader:
         self._sessions = sessions
         self._consumer = consumer
         self.view = StreamView(sessions, stream, settings, consumer)
-        self.ahead = ReadAhead(sessions, self.view, consumer)
+        self.ahead = ConsumerReadAhead(sessions, self.view, consumer)
         self.groups = ParkedGroups(sessions, self.view)
         self._passable = (START, START)  # between these are none of the consumer's messages
 

@@ -14,7 +14,7 @@ from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.streams.bastions import SQL as BASTIONS_SQL
 from penstock.streams.bastions import filled
-from penstock.streams.consumers.changes import Changes, Check, accept, entity_of, unknown
+from penstock.streams.consumers.changes import Check, ConsumerChanges, accept, entity_of, unknown
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.moved import Moved
@@ -55,7 +55,7 @@ class Consumers:
             self._sessions, connected=self._listening, received=self._notified, lost=self._missed
         )
 
-        self._changes = Changes(self._sessions)
+        self._changes = ConsumerChanges(self._sessions)
         self._moved = Moved()
         self._status = Status(self._sessions, self._newest, self._facts_of)
         self._limit = ReceiveLimit(self._sessions, self._notices.send)

@@ -15,7 +15,7 @@ from penstock.config.reserved import TABLE
 from penstock.core.group_hash import group_hash, key_start
 from penstock.core.message import Position
 from penstock.streams.consumers.entry import StreamPosition
-from penstock.streams.consumers.reader import Reader
+from penstock.streams.consumers.reader import ConsumerReader
 from penstock.streams.consumers.selection import ALL, PROVIDER
 from penstock.streams.consumers.sessions import Sessions
 from penstock.streams.consumers.view import StreamRef, StreamView
@@ -75,7 +75,7 @@ class StreamSearch:
         self.sessions = sessions
         self.stream = stream
         self.base = base
-        self._reader = Reader(sessions, stream, 0, ConsumerSettings(deletes=True))
+        self._reader = ConsumerReader(sessions, stream, 0, ConsumerSettings(deletes=True))
 
     @property
     def view(self) -> StreamView:

@@ -22,7 +22,7 @@ from penstock.streams.consumers.selection import ALL
 from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
 from penstock.streams.consumers.state import START, State, replay
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo, StoreUnavailable
-from penstock.streams.consumers.view import Segment, StreamRef, StreamView
+from penstock.streams.consumers.view import SegmentView, StreamRef, StreamView
 from penstock.streams.names import batches_table, consumer_table, segment_table
 
 _AT_ONCE: Final = 100
@@ -212,10 +212,10 @@ async def _read_streams(connection: Connection, views: Sequence[_View]) -> None:
     ]
     heads = {row[0]: (row[1], row[2]) for row in await _union(connection, branches, {})}
     streams = [one.stream.id for view in views for one in view.those[:1]]
-    segments: dict[int, list[Segment]] = {}
+    segments: dict[int, list[SegmentView]] = {}
     for stream, id_, lsn, idx, *through in await _rows(connection, SQL["segments_of"], (streams,)):
         last = _END if None in through else (through[0], through[1])
-        segments.setdefault(stream, []).append(Segment(id_, (lsn, idx), last))
+        segments.setdefault(stream, []).append(SegmentView(id_, (lsn, idx), last))
     for view in views:
         view.view.head = heads.get(view.source, START)
         view.view.segments = segments.get(view.those[0].stream.id, [])
@@ -226,7 +226,7 @@ class _Looks:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._parts: dict[tuple[int, int, bool], tuple[_View, Segment]] = {}
+        self._parts: dict[tuple[int, int, bool], tuple[_View, SegmentView]] = {}
         self._asked: dict[tuple[int, int, bool], dict[StreamPosition, list[_One]]] = {}
 
     def add(self, number: int, view: _View, one: _One, begin: StreamPosition, first: bool) -> None:
@@ -240,7 +240,7 @@ class _Looks:
 
     async def ask(
         self, connection: Connection, limit: int
-    ) -> list[tuple[list[_One], Segment, tuple[Any, ...]]]:
+    ) -> list[tuple[list[_One], SegmentView, tuple[Any, ...]]]:
         """Return the answers, each with the consumers that it is for."""
         branches: dict[int, list[sql.Composed]] = {}
         heads: dict[int, dict[str, int]] = {}

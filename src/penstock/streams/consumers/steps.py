@@ -16,7 +16,7 @@ from penstock.streams.consumers.decide import Step
 from penstock.streams.consumers.entry import Entry
 from penstock.streams.consumers.log import ConsumerLog
 from penstock.streams.consumers.pending import Pending
-from penstock.streams.consumers.reader import Reader
+from penstock.streams.consumers.reader import ConsumerReader
 from penstock.streams.consumers.reports import Refused, Request
 from penstock.streams.consumers.sessions import Sessions
 from penstock.streams.consumers.state import START, State
@@ -42,7 +42,7 @@ class Taken(NamedTuple):
     dead: bool
 
 
-class Steps:
+class StepWriter:
     """Takes the steps of one consumer. Used by one task.
 
     Args:
@@ -64,7 +64,7 @@ class Steps:
 
     def _set_up(self) -> None:
         info = self.info
-        self.reader = Reader(self.sessions, self.stream, info.id, info.settings)
+        self.reader = ConsumerReader(self.sessions, self.stream, info.id, info.settings)
         self.pending = Pending(self.reader)
         name = info.name.replace("\\", "\\\\").replace('"', '\\"')
         self._suffix = f',"consumer":{{"id":"{info.uuid}","name":"{name}"}}}}}}'.encode()
@@ -189,13 +189,13 @@ class Steps:
         deliveries = self._deliveries(state, first, counts, texts) if entry and texts else []
         return Taken(state, refused, first, deliveries, entry is not None, bool(reports.dead))
 
-    async def _append(self, reader: Reader, entry: Entry, step: Step) -> bool:
+    async def _append(self, reader: ConsumerReader, entry: Entry, step: Step) -> bool:
         reports = step.reports
         dead = [(message, reports.cause(number)) for number, message in reports.dead.items()]
         return await self.log.append(entry, dead, reader.view.segments)
 
     async def _choose(
-        self, reader: Reader, step: Step, state: State, limit: int
+        self, reader: ConsumerReader, step: Step, state: State, limit: int
     ) -> tuple[list[bytes], int]:
         """Choose what is handed out; return its JSON, and how many read rows the cursor passes."""
         ahead = reader.ahead

@@ -40,7 +40,7 @@ class StreamRef:
     source_id: int
 
 
-class Segment(NamedTuple):
+class SegmentView(NamedTuple):
     """A segment holds the positions behind `after` up to `through`, which is the end of all if open."""
 
     id: int
@@ -71,7 +71,7 @@ class StreamView:
         self.head: StreamPosition = START
         self.head_stale = True
         """Whether the head may have moved on."""
-        self.segments: list[Segment] = []
+        self.segments: list[SegmentView] = []
         self.size = BYTES // _FIRST_ROWS
         """The bytes of a message, roughly."""
         self._reading = asyncio.Lock()
@@ -113,7 +113,7 @@ class StreamView:
         self.segments = []
         for id_, after_lsn, after_idx, *through in numbers(listed):
             last = (_LAST, _LAST) if None in through else (through[0], through[1])
-            self.segments.append(Segment(id_, (after_lsn, after_idx), last))
+            self.segments.append(SegmentView(id_, (after_lsn, after_idx), last))
         for lsn, idx in numbers(head):
             self.head = max(self.head, (lsn, idx))
 
@@ -132,7 +132,7 @@ class StreamView:
         if rows:
             self.size = max(size_of(rows) // len(rows) + 100, self.size // 8)
 
-    def text(self, segment: Segment) -> sql.Composable:
+    def text(self, segment: SegmentView) -> sql.Composable:
         """Return the expression for the JSON of `Row`."""
         parts: list[sql.Composable] = []
         message = self._passed or sql.SQL("m.message")
@@ -146,13 +146,13 @@ class StreamView:
             return message
         return sql.SQL("CASE {} ELSE {} END").format(sql.SQL(" ").join(parts), message)
 
-    def newest(self, segment: Segment, condition: sql.Composable = ALL) -> sql.Composable:
+    def newest(self, segment: SegmentView, condition: sql.Composable = ALL) -> sql.Composable:
         """Return the condition that a message fulfils `condition` and is not superseded."""
         if not self.of_rows:
             return condition
         return sql.SQL("{} AND NOT {}").format(condition, self._superseded(segment))
 
-    def _superseded(self, segment: Segment) -> sql.Composable:
+    def _superseded(self, segment: SegmentView) -> sql.Composable:
         return superseded([s.id for s in self.segments if s.after >= segment.after])
 
     def range(self, after: StreamPosition, last: StreamPosition) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class _ShiftedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ListPage:
     """One page: its objects, and from where the next is read; None: it is the last.
 
     It is empty where the next can only be read behind this one.
@@ -84,7 +84,7 @@ class ListReader:
             and (chosen.type not in _STABLE if incremental.restart is None else incremental.restart)
         )
 
-    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[Answer]:
+    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[ListPage]:
         """Yield the pages from the cursor `since`, or from where `resume` says."""
         if since is None and self._incremental is not None:
             since = self._incremental.initial_value
@@ -102,7 +102,7 @@ class ListReader:
                     _refuse_repetition(seen, answer)
                     moved = self._moved(at, answer) if answer.resume else None
                     if moved is not None:
-                        yield Answer(answer.objects, {"at": moved})
+                        yield ListPage(answer.objects, {"at": moved})
                         break
                     yield answer
             except _ShiftedError:
@@ -121,7 +121,9 @@ class ListReader:
                 return
             at, request = moved, None
 
-    def _resumed(self, session: Session, at: str | None, request: Json | None) -> Iterator[Answer]:
+    def _resumed(
+        self, session: Session, at: str | None, request: Json | None
+    ) -> Iterator[ListPage]:
         """Yield pages; from the beginning where the API does not know any more where it was."""
         answers = self._paged(session, at, request)
         try:
@@ -135,7 +137,7 @@ class ListReader:
             yield first
             yield from answers
 
-    def _moved(self, at: str | None, answer: Answer) -> str | None:
+    def _moved(self, at: str | None, answer: ListPage) -> str | None:
         """Return the cursor by which to ask for what follows, None where the paginator goes on."""
         if not self._restarts or self._format is None:
             return None
@@ -157,7 +159,7 @@ class ListReader:
 
     def _by_key(
         self, session: Session, settings: Keyset, since: str | None, resume: Json | None
-    ) -> Iterator[Answer]:
+    ) -> Iterator[ListPage]:
         at, key = (resume["at"], resume["key"]) if resume else (since, settings.initial_key)
         while True:
             request = self._request(at, key)
@@ -170,7 +172,7 @@ class ListReader:
             )
             objects = items(response.content, self._endpoint.data_selector)
             if len(objects) < settings.limit:
-                yield Answer(objects, None)
+                yield ListPage(objects, None)
                 return
             *parts, cursor = self._fields.read(objects[-1])
             try:
@@ -180,9 +182,9 @@ class ListReader:
             if following == (at, key):
                 raise _stuck(f"from {at}, {key}")
             at, key = following
-            yield Answer(objects, {"at": at, "key": key})
+            yield ListPage(objects, {"at": at, "key": key})
 
-    def _paged(self, session: Session, at: str | None, resume: Json | None) -> Iterator[Answer]:
+    def _paged(self, session: Session, at: str | None, resume: Json | None) -> Iterator[ListPage]:
         from penstock.syncs.connectors.paginators import client, paginator  # noqa: PLC0415 - 0.5 s
 
         request = self._request(at, None)
@@ -206,7 +208,7 @@ class ListReader:
                     anchor = self._id(objects[-1]) if pager.steps_back else None
                     state = pager.state(page.request, self._hidden)
                     following = {"at": at, "request": {**state, "anchor": anchor}}
-                yield Answer(objects, following)
+                yield ListPage(objects, following)
         except ValueError as error:
             # Its text may hold the whole answer.
             raise SyncError(
@@ -260,7 +262,7 @@ def joined(base: str, path: str) -> str:
     return f"{base.rstrip('/')}/{path.lstrip('/')}"
 
 
-def _refuse_repetition(seen: set[bytes], answer: Answer) -> None:
+def _refuse_repetition(seen: set[bytes], answer: ListPage) -> None:
     """Raise `SyncError` if the API gives the same page again and again."""
     if answer.resume is None:
         return

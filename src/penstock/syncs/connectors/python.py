@@ -29,7 +29,7 @@ from penstock.syncs.connectors.contract import (
     Session,
     Slice,
 )
-from penstock.syncs.connectors.lists import Answer
+from penstock.syncs.connectors.lists import ListPage
 from penstock.syncs.connectors.reading import CURSOR, Reading, since_of
 from penstock.syncs.connectors.records import RecordReader
 from penstock.syncs.connectors.templates import filled
@@ -203,10 +203,10 @@ class _Yielded:
         self._name: Final = name
         self._kind: Final = kind_
 
-    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[Answer]:  # noqa: ARG002 - of `RecordReader`
+    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[ListPage]:  # noqa: ARG002 - of `RecordReader`
         for page in self._connector.yielded(self._name, since, self._kind, session):
-            yield Answer(page, {})
-        yield Answer([], None)
+            yield ListPage(page, {})
+        yield ListPage([], None)
 
 
 class _Failures:

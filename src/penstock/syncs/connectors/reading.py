@@ -17,7 +17,7 @@ from penstock.syncs.connectors.contract import (
     Unreadable,
 )
 from penstock.syncs.connectors.cursors import CursorFormat, Value
-from penstock.syncs.connectors.lists import Answer
+from penstock.syncs.connectors.lists import ListPage
 from penstock.syncs.connectors.records import RecordReader
 from penstock.syncs.errors import SyncError
 
@@ -29,7 +29,7 @@ _SECOND: Final = timedelta(seconds=1)
 class Lists(Protocol):
     """Lists objects page by page: `lists.ListReader`."""
 
-    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[Answer]:
+    def pages(self, session: Session, since: str | None, resume: Json | None) -> Iterator[ListPage]:
         """Yield the pages from the cursor `since`, or from where `resume` says."""
 
 
@@ -80,7 +80,7 @@ class Reading:
             if stops:
                 return
 
-    def _page(self, answer: Answer) -> tuple[Page, bool]:
+    def _page(self, answer: ListPage) -> tuple[Page, bool]:
         records: list[Record] = []
         unreadable: list[Unreadable] = []
         values: list[Value] = []
@@ -115,7 +115,7 @@ class Reading:
             self._newest, self._newest_value = text, value
 
     def _refuse(
-        self, answer: Answer, unreadable: Sequence[Unreadable], values: Sequence[Value]
+        self, answer: ListPage, unreadable: Sequence[Unreadable], values: Sequence[Value]
     ) -> None:
         if not answer.objects:
             return

@@ -28,7 +28,7 @@ _NO_DATA: Final = b"{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedObject:
     """An object that can't be kept: a dead letter. `text` is the beginning of what came."""
 
     upstream_id: str
@@ -73,13 +73,13 @@ def record_id(sync_id: UUID, collection_id: str, upstream_id: str) -> UUID:
     return UUID(bytes=Ids(sync_id, collection_id)(upstream_id))
 
 
-def rows_of(records: Iterable[Record], ids: Ids) -> tuple[list[Row], list[Refused]]:
+def rows_of(records: Iterable[Record], ids: Ids) -> tuple[list[Row], list[RefusedObject]]:
     """Return the rows of a batch in the order of their ids, and those whose ids can't be kept.
 
     Of an object that comes more than once the newest version counts, else the last.
     """
     newest: dict[str, Record] = {}
-    refused: list[Refused] = []
+    refused: list[RefusedObject] = []
     for record in records:
         there = newest.get(record.upstream_id)
         if there is None or not _is_older(record, there):
@@ -98,9 +98,9 @@ def rows_of(records: Iterable[Record], ids: Ids) -> tuple[list[Row], list[Refuse
     return rows, refused
 
 
-def checked(rows: Iterable[Row]) -> tuple[list[Row], list[Refused]]:
+def checked(rows: Iterable[Row]) -> tuple[list[Row], list[RefusedObject]]:
     """Return which rows can be kept with their payloads, and which can't."""
-    fit, refused = list[Row](), list[Refused]()
+    fit, refused = list[Row](), list[RefusedObject]()
     for row in rows:
         try:
             if row.record.data or not row.record.deleted:
@@ -120,11 +120,11 @@ def _is_older(record: Record, there: Record) -> bool:
     return old is not None and new is not None and new < old
 
 
-def refused_of(record: Record, reason: str) -> Refused:
+def refused_of(record: Record, reason: str) -> RefusedObject:
     """Return a record as one that is refused."""
     text = record.data[:EXCERPT].decode(errors="replace")
     shown = record.upstream_id.encode(errors="replace").decode().replace("\0", "?")
-    return Refused(shown[:EXCERPT], reason, text)
+    return RefusedObject(shown[:EXCERPT], reason, text)
 
 
 def time(value: datetime | None) -> bytes:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """What a sweep found: `missing` of `known` records.
 
     Those that the sweep before missed, too, are `deleted`, and `waiting` ones are not before the next.
@@ -83,7 +83,7 @@ class Sweeps:
             found = [make(of) for of in some if _is_kept(of)]
             self._run(partial(_copy, sweep, found))
 
-    def complete(self, sweep: UUID, max_deleted_share: float = MAX_DELETED_SHARE) -> Swept:
+    def complete(self, sweep: UUID, max_deleted_share: float = MAX_DELETED_SHARE) -> SweepResult:
         """Mark as deleted what the sweep has not seen, unless that is too large a share.
 
         What was written since the sweep began is left alone. A sweep that is held stays: `complete`
@@ -107,13 +107,13 @@ class Sweeps:
             raise store_error(error, self._url) from None
 
 
-def _complete(connection: Connection, sweep: UUID, max_deleted_share: float) -> Swept:
+def _complete(connection: Connection, sweep: UUID, max_deleted_share: float) -> SweepResult:
     # One transaction, so that two tasks which complete it do so one after the other.
     with connection.transaction():
         values = _locked(connection, sweep)
         known, missing = connection.execute(SQL["missing"], values).fetchone() or (0, 0)
         if known and missing / known > max_deleted_share:
-            return Swept(known, missing, 0)
+            return SweepResult(known, missing, 0)
         deleted = 0
         while missing and (
             marked := connection.execute(SQL["delete_missing"], values | {"rows": _ROWS}).rowcount
@@ -121,7 +121,7 @@ def _complete(connection: Connection, sweep: UUID, max_deleted_share: float) -> 
             deleted += marked
         waiting = _note(connection, values)
     # A record that came in between is not deleted, nor is it missing.
-    return Swept(known, deleted + waiting, deleted, waiting)
+    return SweepResult(known, deleted + waiting, deleted, waiting)
 
 
 def _hold(connection: Connection, sweep: UUID) -> None:

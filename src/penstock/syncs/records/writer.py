@@ -19,7 +19,7 @@ from penstock.core.connect import Connection, is_lost
 from penstock.streams.errors import store_error
 from penstock.syncs.connectors.contract import Record
 from penstock.syncs.records import rows as forms
-from penstock.syncs.records.rows import Ids, Refused, Row, rows_of
+from penstock.syncs.records.rows import Ids, RefusedObject, Row, rows_of
 from penstock.syncs.records.schema import SQL
 
 _ROWS: Final = 10_000
@@ -32,7 +32,7 @@ _UNFIT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RecordsWritten:
     """What became of records; each is in one of the counts, or refused.
 
     `deleted` are those that became so; a record that came back is `inserted`. An older version, a
@@ -43,11 +43,11 @@ class Written:
     updated: int = 0
     deleted: int = 0
     unchanged: int = 0
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedObject, ...] = ()
 
-    def plus(self, other: Written) -> Written:
+    def plus(self, other: RecordsWritten) -> RecordsWritten:
         """Return the sum of both."""
-        return Written(
+        return RecordsWritten(
             self.inserted + other.inserted,
             self.updated + other.updated,
             self.deleted + other.deleted,
@@ -75,11 +75,13 @@ class RecordWriter:
 
     def write(
         self, sync_id: UUID, provider: str, collection_id: str, records: Sequence[Record]
-    ) -> Written:
+    ) -> RecordsWritten:
         """Write records of one collection."""
         rows, refused = rows_of(records, Ids(sync_id, collection_id))
         values = {"sync": sync_id, "provider": provider, "collection": collection_id}
-        done = Written(unchanged=len(records) - len(rows) - len(refused), refused=tuple(refused))
+        done = RecordsWritten(
+            unchanged=len(records) - len(rows) - len(refused), refused=tuple(refused)
+        )
         try:
             for part in _parts(rows):
                 done = done.plus(self._written(part, values))
@@ -88,19 +90,19 @@ class RecordWriter:
             raise store_error(error, self._url) from None
         return done
 
-    def _written(self, rows: Sequence[Row], values: dict[str, object]) -> Written:
+    def _written(self, rows: Sequence[Row], values: dict[str, object]) -> RecordsWritten:
         """Write rows; what Postgres does not take is found by halves, and refused."""
         try:
             return self._write(rows, values)
         except _UNFIT as error:
             if len(rows) == 1:
                 reason = f"Postgres refuses it: {str(error.diag.message_primary)[:200]}"
-                return Written(refused=(forms.refused_of(rows[0].record, reason),))
+                return RecordsWritten(refused=(forms.refused_of(rows[0].record, reason),))
         middle = len(rows) // 2
         first = self._written(rows[:middle], values)
         return first.plus(self._written(rows[middle:], values))
 
-    def _write(self, rows: Sequence[Row], values: dict[str, object]) -> Written:
+    def _write(self, rows: Sequence[Row], values: dict[str, object]) -> RecordsWritten:
         connection = self.connected()
         with connection.transaction(), connection.cursor(binary=True) as cursor:
             with cursor.copy(SQL["copy_seen"]) as to:
@@ -109,7 +111,7 @@ class RecordWriter:
             cursor.execute(SQL["differing"], prepare=False)
             found = [n for (n,) in cursor.fetchall()]
             if not found:
-                return Written(unchanged=len(rows))
+                return RecordsWritten(unchanged=len(rows))
             # Only what is new or differs is looked at: the others are there already.
             fit, refused = forms.checked([rows[n] for n in found])
             with cursor.copy(SQL["copy_differing"]) as to:
@@ -117,7 +119,7 @@ class RecordWriter:
             cursor.execute(SQL["upsert"], values, prepare=False)
             inserted, updated, deleted = cursor.fetchone() or (0, 0, 0)
         unchanged = len(rows) - inserted - updated - deleted - len(refused)
-        return Written(inserted, updated, deleted, unchanged, tuple(refused))
+        return RecordsWritten(inserted, updated, deleted, unchanged, tuple(refused))
 
     def connected(self) -> Connection:
         """Return the connection, made where there is none; raises `psycopg.Error`."""
