@@ -13,7 +13,7 @@ from penstock.config.providers import AirbyteProvider
 from penstock.syncs.connectors.airbyte import AirbyteConnector
 from penstock.syncs.connectors.contract import Kind, Page
 from penstock.syncs.connectors.make import connector_of, session_of
-from penstock.syncs.session import LocalBudget
+from penstock.syncs.local_budget import LocalBudget
 
 from .loopback_api import Answer, Asked
 

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.syncs.connectors.contract import Collection, Json, Kind, Page, Record
 from penstock.syncs.connectors.make import connector_of, ready_settings, session_of
 from penstock.syncs.connectors.rest import RestConnector
-from penstock.syncs.session import LocalBudget
+from penstock.syncs.local_budget import LocalBudget
 
 
 class Copy:

@@ -18,7 +18,8 @@ from penstock.streams.store import Store
 from penstock.syncs.auth import OAuthTokens, signer_of
 from penstock.syncs.credentials import SecretKey, StoredTokens
 from penstock.syncs.errors import SyncError
-from penstock.syncs.session import ApiSession, LocalBudget
+from penstock.syncs.local_budget import LocalBudget
+from penstock.syncs.session import ApiSession
 
 from ..loopback_api import Answer, Asked, LoopbackApi
 from ..waits import Later, at_once

@@ -19,7 +19,8 @@ from penstock.postgres.changed_row import changed_row
 from penstock.postgres.chunk import ChunkBuilder
 from penstock.postgres.kernels import kernel
 from penstock.postgres.pgoutput import Column, Delete, Insert, Relation
-from penstock.postgres.table import Shape, Table, Transaction, WireRow
+from penstock.postgres.table import Shape, Table, WireRow
+from penstock.postgres.transaction import Transaction
 from penstock.postgres.types import Types
 from penstock.postgres.values import text
 from penstock.spark.message_schema import to_messages, to_wire

@@ -20,7 +20,7 @@ assert "dlt" not in sys.modules
 from penstock.config.providers import RestProvider
 from penstock.syncs.connectors.paginators import client, paginator
 from penstock.syncs.connectors.make import ready_settings, connector_of, session_of
-from penstock.syncs.session import LocalBudget
+from penstock.syncs.local_budget import LocalBudget
 of = connector_of("github", None, {"token": "t", "repository": "o/r"})
 client(session_of(of.access, LocalBudget()), "https://api.github.com", {})
 paginator(ready_settings("github").paginator, None)

@@ -13,7 +13,7 @@ from penstock.syncs.connectors.contract import Kind
 from penstock.syncs.connectors.make import connector_of, session_of
 from penstock.syncs.connectors.python import PythonConnector
 from penstock.syncs.errors import SyncError
-from penstock.syncs.session import LocalBudget
+from penstock.syncs.local_budget import LocalBudget
 
 CODE = """
 import datetime, decimal

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.postgres.changed_row import changed_row
 from penstock.postgres.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Row, Update
-from penstock.postgres.table import Shape, Table, Transaction, WireRow
+from penstock.postgres.table import Shape, Table, WireRow
+from penstock.postgres.transaction import Transaction
 from penstock.postgres.types import Types
 
 TRANSACTION = Transaction(0x16B3748, 783_000_000_123_456, 77, b"tag")

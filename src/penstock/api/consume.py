@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 from fastapi import APIRouter, Depends, Request
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from penstock.api.auth import Grant
 from penstock.api.client import Client
+from penstock.api.consume_forms import FORMS, Form
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import (
     SUCCESS,
@@ -25,11 +26,10 @@ from penstock.api.requests import (
     read_object,
     within,
 )
-from penstock.api.schemas import BEARER, ReceivedIds, ReceivedMessages, Success
+from penstock.api.schemas import BEARER, Success
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import (
-    Delivery,
     Outcome,
     Received,
     UnknownConsumer,
@@ -104,73 +104,10 @@ class Receives:
         return received
 
 
-class _Form(NamedTuple):
-    """How a consumer is addressed, and what its deliveries are called."""
-
-    path: str
-    parameter: str
-    receive: tuple[str, list[str]]
-    token: str
-    tokens: str
-    written: Callable[[Received, bytes], bytes]
-    model: type
-    operation: str = ""  # what the ids of its operations begin with, the parameter if none
-
-
-def _messages(received: Received, paused: bytes) -> bytes:
-    data = b",".join([_message(delivery) for delivery in received.deliveries])
-    info = b'{"num_pending":%d,"num_ack_pending":%d}' % received[1:3]
-    return b'{"data":[%b],"info":%b%b}' % (data, info, paused)
-
-
 def _paused(consumer: Consumer, received: Received) -> bytes:
     """Return the member that says who has paused a consumer, nothing where messages came."""
     info = consumer.info
     return b',"paused":' + orjson.dumps(info.disabled) if info.paused and not received[0] else b""
-
-
-def _message(delivery: Delivery) -> bytes:
-    token, count, message, _ = delivery
-    return b'{"ack_token":"%b","deliver_count":%d,%b' % (token.encode(), count, message[1:])
-
-
-def _identified(received: Received, paused: bytes) -> bytes:
-    data = b",".join(
-        [b'{"ack_id":"%b","data":%b}' % (d.token.encode(), d.message) for d in received.deliveries]
-    )
-    return b'{"data":[%b]%b}' % (data, paused)
-
-
-_FORMS: Final = (
-    _Form(
-        path="/v1/http-consumers/{consumer}",
-        parameter="consumer",
-        receive=("next", ["GET"]),
-        token="ack_token",  # noqa: S106 - a member's name
-        tokens="ack_tokens",
-        written=_messages,
-        model=ReceivedMessages,
-    ),
-    _Form(
-        path="/v1/consumers/{consumer}",
-        parameter="consumer",
-        receive=("receive", ["GET", "POST"]),
-        token="ack_token",  # noqa: S106 - a member's name
-        tokens="ack_tokens",
-        written=_messages,
-        model=ReceivedMessages,
-        operation="short",
-    ),
-    _Form(
-        path="/v1/streams/{stream}",
-        parameter="stream",
-        receive=("receive", ["GET", "POST"]),
-        token="ack_id",  # noqa: S106 - a member's name
-        tokens="ack_ids",
-        written=_identified,
-        model=ReceivedIds,
-    ),
-)
 
 
 def router(consumers: Consumers, receives: Receives) -> APIRouter:
@@ -181,12 +118,12 @@ def router(consumers: Consumers, receives: Receives) -> APIRouter:
         responses=documented(),
         tags=["consume"],
     )
-    for form in _FORMS:
+    for form in FORMS:
         _add(api, form, consumers, receives)
     return api
 
 
-def _add(api: APIRouter, form: _Form, consumers: Consumers, receives: Receives) -> None:
+def _add(api: APIRouter, form: Form, consumers: Consumers, receives: Receives) -> None:
     find = consumers.get if form.parameter == "consumer" else consumers.own
     parameter, tokens_field = form.parameter, form.tokens
 
@@ -268,7 +205,7 @@ def _declare(
     api: APIRouter,
     path: str,
     endpoint: _Endpoint,
-    form: _Form,
+    form: Form,
     *,
     method: str,
     summary: str,
@@ -341,7 +278,7 @@ def _reason(body: dict[str, Any]) -> str | None:
     return f"a worker nacked it: {reason}" if reason.strip() else None
 
 
-def _answer(outcome: Outcome, form: _Form, done: str) -> Response:
+def _answer(outcome: Outcome, form: Form, done: str) -> Response:
     if not outcome.refused:
         return Json(SUCCESS)
     refused = [{form.token: token, "reason": reason} for token, reason in outcome.refused]

@@ -247,7 +247,9 @@ def _estimate(
 
 
 @contextlib.contextmanager
-def _refusals(relation: TableInfo, what: str, kind: type[SetupError] = SetupError) -> Iterator[None]:
+def _refusals(
+    relation: TableInfo, what: str, kind: type[SetupError] = SetupError
+) -> Iterator[None]:
     """Raise what Postgres refuses as `kind`, and a lock of the table as a transient error."""
     try:
         yield

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from penstock.core.message import NO_PART, OLD_KEY, WIRE_SCHEMA
 from penstock.postgres.kernels import Values, as_text, join, kernel
-from penstock.postgres.table import Table, Transaction, second_text
+from penstock.postgres.table import Table
+from penstock.postgres.transaction import Transaction, second_text
 
 Text: TypeAlias = "bytes | pa.BinaryArray"
 """A text that all rows share, or each row's own."""

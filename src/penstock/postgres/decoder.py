@@ -26,7 +26,8 @@ from penstock.postgres.pgoutput import (
 )
 from penstock.postgres.progress import SlotProgress
 from penstock.postgres.raw_rows import RawRows, raw_rows
-from penstock.postgres.table import Shape, Table, Transaction
+from penstock.postgres.table import Shape, Table
+from penstock.postgres.transaction import Transaction
 from penstock.postgres.values import Converter
 from penstock.postgres.watermarks import Recent, Watch
 

@@ -22,7 +22,8 @@ from penstock.core.message import INSERT, UPDATE
 from penstock.postgres.columns import ColumnEncoder, Encoded, stamp
 from penstock.postgres.kernels import has_kernel
 from penstock.postgres.pgoutput import Insert, Update, parse
-from penstock.postgres.table import Table, Transaction, WireRow
+from penstock.postgres.table import Table, WireRow
+from penstock.postgres.transaction import Transaction
 from penstock.postgres.types import is_built_in
 
 FEW: Final = 300

@@ -21,7 +21,8 @@ from penstock.syncs.connectors.contract import Collection, Connector, Kind, Page
 from penstock.syncs.connectors.make import connector_of, session_of
 from penstock.syncs.credentials import StoredTokens, origin_of, secret_key
 from penstock.syncs.errors import SyncError
-from penstock.syncs.session import ATTEMPTS, LocalBudget
+from penstock.syncs.local_budget import LocalBudget
+from penstock.syncs.session import ATTEMPTS
 
 CHECK_ATTEMPTS: Final = 2
 """How often a check asks an API that does not answer: somebody waits for it."""

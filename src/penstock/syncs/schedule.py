@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
 
 from penstock.syncs.entry import FIRST, Entry
 from penstock.syncs.flight import Flight
 from penstock.syncs.jobs import Ended, Job, PageDone, Planned, Report
+from penstock.syncs.lane_room import LaneRoom
 from penstock.syncs.progress import CollectionProgress, CollectionRun
 from penstock.syncs.queue import Queue, place_of
 from penstock.syncs.sync import Key, SyncSettings
@@ -32,7 +32,6 @@ class Scheduler:
     def __init__(
         self, slots: int, concurrency: Callable[[str], int], first_number: int = 1
     ) -> None:
-        self._slots = slots
         self._concurrency = concurrency
         self._number = first_number
         self._entries: dict[Key, Entry] = {}
@@ -41,9 +40,8 @@ class Scheduler:
         self._heap: list[tuple[float, int, int, Key]] = []
         self._pushes = 0
         self._queues: OrderedDict[str, Queue] = OrderedDict()
-        self._lanes: dict[int, int] = {}  # how many jobs each one has
+        self._room = LaneRoom(slots)
         self._flights: dict[int, tuple[Entry, Flight]] = {}
-        self._laters = 0
         self._yields: list[tuple[int, int]] = []
         self._stops: list[tuple[int, int]] = []
         self._dirty: dict[Key, Entry] = {}
@@ -140,11 +138,11 @@ class Scheduler:
 
     def join(self, lane: int) -> None:
         """Note a lane that takes jobs."""
-        self._lanes[lane] = 0
+        self._room.join(lane)
 
     def lose(self, lane: int, now: float) -> None:
         """Note that a lane is gone: what it had is given to others, from the last page written."""
-        self._lanes.pop(lane, None)
+        self._room.lose(lane)
         for number, (entry, flight) in list(self._flights.items()):
             if flight.lane == lane:
                 self._land(number)
@@ -175,7 +173,7 @@ class Scheduler:
                 entry = self._entries.get(key)
                 if entry is not None and entry.version == version:
                     self._consider(entry, now)
-            found = [] if self._paused or not self._room else self._round(now)
+            found = [] if self._paused or not self._room.has_any else self._round(now)
             given += found
             if not found and not (self._heap and self._heap[0][0] <= now):
                 break
@@ -294,28 +292,18 @@ class Scheduler:
         asked = self._stops if stops else self._yields
         asked += [(of.lane, number) for number, of in entry.flights.items() if of.end(stops=stops)]
 
-    @property
-    def _room(self) -> int:
-        return len(self._lanes) * self._slots - len(self._flights)
-
-    @property
-    def _room_for_later(self) -> int:
-        places = len(self._lanes) * self._slots
-        spared = max(1, places // _SPARED) if places > 1 else 0
-        return places - spared - self._laters
-
     def _round(self, now: float) -> list[tuple[int, Job]]:
         """Hand out one job of each credential, what comes first before all else."""
         given: list[tuple[int, Job]] = []
         for name, queue in list(self._queues.items()):
             most = max(1, self._concurrency(name))
-            while queue.first and queue.firsts < most and self._room:
+            while queue.first and queue.firsts < most and self._room.has_any:
                 if (job := self._hand(name, queue.first, now)) is not None:
                     given.append(job)
                     break
         for name, queue in list(self._queues.items()):
             most = max(1, self._concurrency(name))
-            while queue.later and queue.laters < most and self._room and self._room_for_later > 0:
+            while queue.later and queue.laters < most and self._room.has_any_for_later:
                 if (job := self._hand(name, queue.later, now)) is not None:
                     given.append(job)
                     break
@@ -335,12 +323,11 @@ class Scheduler:
         if run is None or not is_there or not fits or (run.kind in FIRST) != (of is queue.first):
             self._look(entry, now)  # something else is due by now
             return None
-        lane = min(self._lanes, key=self._lanes.__getitem__)
+        lane = self._room.take()
         job = entry.take(self._number, lane, run, slice_, now)
         self._flights[self._number] = entry, entry.flights[self._number]
         self._number += 1
-        self._lanes[lane] += 1
-        self._laters += queue.count(run.kind, 1)
+        self._room.laters += queue.count(run.kind, 1)
         self._look(entry, now)  # it may have more slices
         return lane, job
 
@@ -348,7 +335,6 @@ class Scheduler:
         """Take a job from its lane."""
         entry, flight = self._flights.pop(number)
         del entry.flights[number]
-        if flight.lane in self._lanes:
-            self._lanes[flight.lane] -= 1
+        self._room.leave(flight.lane)
         queue = self._queues.setdefault(flight.credential, Queue())
-        self._laters += queue.count(flight.run.kind, -1)
+        self._room.laters += queue.count(flight.run.kind, -1)

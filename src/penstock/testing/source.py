@@ -22,7 +22,8 @@ from penstock.postgres.pgoutput import (
     Unchanged,
     Update,
 )
-from penstock.postgres.table import Shape, Table, Transaction, WireRow
+from penstock.postgres.table import Shape, Table, WireRow
+from penstock.postgres.transaction import Transaction
 from penstock.postgres.types import Types
 from penstock.testing.clock import Clock
 from penstock.testing.values import ColumnType

@@ -16,7 +16,7 @@ from requests.adapters import BaseAdapter
 from penstock.config.providers import PROVIDERS, ProviderSettings
 from penstock.syncs.connectors.contract import Connector, Json, Kind, Unreadable
 from penstock.syncs.connectors.make import connector_of, session_of
-from penstock.syncs.session import LocalBudget
+from penstock.syncs.local_budget import LocalBudget
 
 _ANY_JSON: Final = TypeAdapter(Any)
 

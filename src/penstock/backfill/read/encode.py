@@ -15,7 +15,8 @@ from penstock.core.message import READ
 from penstock.postgres.columns import ColumnEncoder, Stamp, Text, digits
 from penstock.postgres.kernels import Values, as_text, join
 from penstock.postgres.reads import RANGE_BITS, Reads
-from penstock.postgres.table import Table, Transaction
+from penstock.postgres.table import Table
+from penstock.postgres.transaction import Transaction
 
 # As in all other messages, a transaction's id is the 32 bits that the WAL has of it.
 _XID_MASK: Final = pa.scalar((1 << 32) - 1, pa.int64())

@@ -14,10 +14,12 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
-from penstock.streams.consumers.sessions import SQL, Sessions, stopped
+from penstock.core import queries
+from penstock.streams.consumers.sessions import Sessions, stopped
 from penstock.streams.consumers.types import StoreUnavailable, TooManyWaiting
 from penstock.streams.names import LOCK_PERMITS
 
+_SQL: Final = queries.load("penstock.streams.consumers", "receive_limit.sql")
 _HEARTBEAT: Final = 1.0
 _EXPIRY: Final = 4.0
 _ASKED: Final = 5  # how often it looks for what the other processes return when they are asked
@@ -143,15 +145,15 @@ class ReceiveLimit:
         }
         async with self._sessions.session() as connection, connection.transaction():
             # The lock first: a statement sees what was committed before it began.
-            await connection.execute(SQL["lock_permits"], values)
-            rows = await connection.execute(SQL["take_permits"], values)
+            await connection.execute(_SQL["lock_permits"], values)
+            rows = await connection.execute(_SQL["take_permits"], values)
             row = await rows.fetchone()
         return int(row[0]) if row else 0
 
     async def put(self, consumer: int, keep: int) -> None:
         """Hold `keep` permits alone."""
         values = {"consumer": consumer, "process": self._process, "keep": keep}
-        await self._sessions.execute(SQL["put_permits"], values)
+        await self._sessions.execute(_SQL["put_permits"], values)
         self._notify(f"f{consumer}")
 
     def ask(self, consumer: int) -> None:
@@ -188,7 +190,7 @@ class ReceiveLimit:
                     await permits.give(peak)
                 if not any(permits.held for permits in self._permits.values()):
                     return
-                if not await self._sessions.execute(SQL["see_receiver"], (self._process,)):
+                if not await self._sessions.execute(_SQL["see_receiver"], (self._process,)):
                     # It was away for so long that others have what it held.
                     for permits in self._permits.values():
                         permits.held = 0
@@ -200,7 +202,7 @@ class ReceiveLimit:
             await stopped(task)
         if self._task is not None:
             with contextlib.suppress(StoreUnavailable):
-                await self._sessions.execute(SQL["remove_receiver"], (self._process,))
+                await self._sessions.execute(_SQL["remove_receiver"], (self._process,))
 
 
 def too_many(name: str, most: int) -> TooManyWaiting:
