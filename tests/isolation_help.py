@@ -263,7 +263,7 @@ class Source:
     def waiting(self, sink: str) -> int:
         with self.store.connection() as connection:
             query = b"SELECT coalesce(sum(rows), 0) FROM penstock.backlog_blocks WHERE sink = %s"
-            return int(connection.execute(query, [sink]).fetchone()[0])  # type: ignore[index]
+            return int(connection.execute(query, [sink]).fetchone()[0])  # type: ignore[index]  # it is there
 
     def streamed(self, name: str) -> list[int]:
         """Return the numbers of the messages that readers of a stream may read."""

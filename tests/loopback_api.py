@@ -83,7 +83,7 @@ class LoopbackApi:
                 if found.cut is not None:
                     self.close_connection = True
 
-            do_GET = do_POST = do_DELETE = do  # noqa: N815
+            do_GET = do_POST = do_DELETE = do  # noqa: N815 - the names of others
 
             def log_message(self, *args: Any) -> None:
                 pass

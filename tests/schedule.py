@@ -100,10 +100,10 @@ class Seconds:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file = file_of(report.nodeid)
-        self._files[file] += report.duration  # type: ignore[assignment]
+        self._files[file] += report.duration  # type: ignore[assignment]  # the counter is of whole numbers
         self._cpu[file] += sum(
             float(str(used)) for of, used in report.user_properties if of == _CPU
-        )  # type: ignore[assignment]
+        )  # type: ignore[assignment]  # the counter is of whole numbers
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         found = [(f"{seconds:7.1f}", file) for file, seconds in self._files.most_common()]

@@ -366,7 +366,7 @@ def test_metrics(shop: Shop) -> None:
         number = paused()
         # What was planned before the pause is delivered, which may be all: then the next one is taken.
         shop.pipeline.wait_for(
-            lambda number=number: shown(number) or shop.in_store(number)[0] == "done",  # type: ignore[misc]
+            lambda number=number: shown(number) or shop.in_store(number)[0] == "done",  # type: ignore[misc]  # mypy infers no lambda with a default
             PATIENCE, "shown by /metrics",
         )  # fmt: skip
         if found := shown(number):

@@ -179,8 +179,8 @@ def test_a_new_sink_joins_and_others_miss_nothing(following: Following) -> None:
     print(f"the new sink has its first message after {time.monotonic() - began:.1f} s")
     written = load.stop()
     for subject in ("follow.orders", "following.new"):
-        following.wait_for(lambda s=subject: written[-1] in following.changes(s), "at the end")  # type: ignore[misc]
-        following.wait_for(lambda s=subject: written[-1] in following.ids(s, rows), "at the end")  # type: ignore[misc]
+        following.wait_for(lambda s=subject: written[-1] in following.changes(s), "at the end")  # type: ignore[misc]  # mypy infers no lambda with a default
+        following.wait_for(lambda s=subject: written[-1] in following.ids(s, rows), "at the end")  # type: ignore[misc]  # mypy infers no lambda with a default
     assert following.ids("follow.orders", rows) == written
     assert following.changes("follow.orders") == [0, *written]
     new = following.changes("following.new")

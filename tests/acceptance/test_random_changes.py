@@ -63,7 +63,7 @@ def test_others_miss_nothing_and_get_nothing_twice(
         for number in range(CHANGES):
             state.write([change_of(chance, number)], by="test", door="api")
             moment = time.monotonic() + chance.uniform(0.0, 12.0)
-            run.wait_for(lambda at=moment: time.monotonic() > at, PATIENCE, "so late")  # type: ignore[misc]
+            run.wait_for(lambda at=moment: time.monotonic() > at, PATIENCE, "so late")  # type: ignore[misc]  # mypy infers no lambda with a default
         state.write([Change("sink", "one", None, sink("one", None))], by="test", door="api")
         run.wait_for(lambda: "one" in run.status().get("sinks", {}), PATIENCE, "running sink one")
         run.wait_for(lambda: run.get("/readyz")[0] == 200, PATIENCE, "ready")

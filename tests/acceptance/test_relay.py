@@ -144,7 +144,7 @@ def test_settings_change_while_it_runs(app: Database, streams: JetStream, tmp_pa
         process.wait_for(lambda: streams.info("A").state.messages == 6, PATIENCE, "a has them")
         for pipeline in ("a", "b"):
             process.wait_for(
-                lambda of=pipeline: status(app, of)["last_id"] == 6,  # type: ignore[misc]
+                lambda of=pipeline: status(app, of)["last_id"] == 6,  # type: ignore[misc]  # mypy infers no lambda with a default
                 PATIENCE, f"{pipeline}'s place kept",
             )  # fmt: skip
         assert process.stop() == 0

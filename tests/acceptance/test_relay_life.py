@@ -59,7 +59,7 @@ class World:
     def await_all(self, *streams: str) -> None:
         for stream in streams:
             self.process.wait_for(
-                lambda stream=stream: self.count(stream) >= self.last,  # type: ignore[misc]
+                lambda stream=stream: self.count(stream) >= self.last,  # type: ignore[misc]  # mypy infers no lambda with a default
                 PATIENCE, f"with all in {stream}",
             )  # fmt: skip
 

@@ -332,7 +332,7 @@ def test_metrics_are_prometheus_text(shop: Shop) -> None:
         assert family.documentation
     for sink, count in {"orders": 71, "removals": 12, "stock": 1}.items():
         shop.wait_for(
-            lambda sink=sink, count=count: (  # type: ignore[misc]
+            lambda sink=sink, count=count: (  # type: ignore[misc]  # mypy infers no lambda with a default
                 shop.metric("penstock_delivered_messages_total", sink=sink) == count
             ),
             f"counting what {sink} got",
@@ -411,7 +411,7 @@ def test_a_sink_that_is_down_holds_back_nothing_and_is_reported(shop: Shop) -> N
     late = shop.wait_messages("ORDERS", count + 10)[count:]
     assert sorted(body(m)["record"]["id"] for m in late) == list(range(201, 211))
     for name in ("orders", "removals", "stock"):
-        shop.wait_for(lambda name=name: shop.sink(name)["state"] == "attached", "well again")  # type: ignore[misc]
+        shop.wait_for(lambda name=name: shop.sink(name)["state"] == "attached", "well again")  # type: ignore[misc]  # mypy infers no lambda with a default
     assert shop.sink("orders")["error"] is None
     assert shop.sink("orders")["backlog"] == 0
     shop.wait_for(lambda: shop.pipeline.get("/readyz")[0] == 200, "ready again")

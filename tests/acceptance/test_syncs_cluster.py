@@ -153,7 +153,7 @@ def test_both_workers_fetch_and_the_death_of_one_loses_and_repeats_nothing(
                 lambda: min(crm.pages(cluster)) >= PAGES, PATIENCE, "pages of both workers"
             )
             crm.begin()
-            half = lambda: len(crm.faulty.turns) < TURNS / 2  # noqa: E731
+            half = lambda: len(crm.faulty.turns) < TURNS / 2  # noqa: E731 - it is passed on
             run.wait_for(half, PATIENCE, "half of the changes")
             assert 1 < crm.most <= CONCURRENT, "one budget over both"
             cluster.kill(0)

@@ -290,7 +290,7 @@ class Outage:
             started = time.monotonic()
             ((now,),) = self._shop.execute("SELECT pg_current_wal_lsn()")
             pipeline.wait_for(
-                lambda now=now: self._confirmed() >= parse_lsn(now),  # type: ignore[misc]
+                lambda now=now: self._confirmed() >= parse_lsn(now),  # type: ignore[misc]  # mypy infers no lambda with a default
                 PATIENCE, "confirmed",
             )  # fmt: skip
             self._outcome.slot_seconds.append(time.monotonic() - started)

@@ -167,7 +167,7 @@ def test_a_cursor_is_not_taken_for_one_of_other_columns(
     setup = "CREATE TABLE t (id int PRIMARY KEY, v int NOT NULL)"
     rows = "INSERT INTO t SELECT n, n - 30 FROM generate_series(1, 40) n"
     with backfilling(database, setup, rows) as driver:
-        driver.start(**spec)  # type: ignore[arg-type]
+        driver.start(**spec)  # type: ignore[arg-type]  # the test's own settings
         paused(driver)
         cursor, position = driver.cursor, driver.reader.position
         driver.reader.confirm()
@@ -178,7 +178,7 @@ def test_a_cursor_is_not_taken_for_one_of_other_columns(
         again.start(cursor=cursor, **spec)
         failed = again.failed()
         assert (failed.code, "start it again" in failed.remedy) == ("cursor", True)
-        again.start(**spec)  # type: ignore[arg-type]
+        again.start(**spec)  # type: ignore[arg-type]  # the test's own settings
         again.run()
         assert len(again.reads()) == 40
 

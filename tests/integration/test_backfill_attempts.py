@@ -100,9 +100,9 @@ def test_lost_connections_are_made_again(
         attempt = driver.start()
         for restarts in range(1, 4):
             delivered = driver.cursor
-            driver.run(lambda: driver.cursor != delivered)  # noqa: B023
+            driver.run(lambda: driver.cursor != delivered)  # noqa: B023 - it is called at once
             database.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b")
-            driver.run(lambda: kinds(driver).count(Started) > restarts)  # noqa: B023
+            driver.run(lambda: kinds(driver).count(Started) > restarts)  # noqa: B023 - it is called at once
         driver.run()
         delays = [e for e in driver.events if isinstance(e, Delayed)]
         assert {e.code for e in delays} == {"connection_lost", None}
@@ -177,7 +177,7 @@ def test_a_row_that_moves_behind_the_cursor_is_read_there(
 ) -> None:
     with backfilling(database, *TABLE) as driver:
         changing(database, monkeypatch, {2: move})
-        driver.start(**spec)  # type: ignore[arg-type]
+        driver.start(**spec)  # type: ignore[arg-type]  # the test's own settings
         driver.run()
         assert fold(driver.received) == expected(database)
 

@@ -195,7 +195,7 @@ def test_any_sequence_of_steps(database: Database, backfills: Backfills, steps: 
         before = state(backfills, number)
         try:
             if step in ("pause", "resume", "cancel"):
-                backfills.command(number, step)  # type: ignore[arg-type]
+                backfills.command(number, step)  # type: ignore[arg-type]  # wrong on purpose
             elif step == "claim":
                 claimed = backfills.claim("shop")
                 assert (claimed is None) == (before.state not in ("waiting", "running"))

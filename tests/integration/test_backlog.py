@@ -188,7 +188,7 @@ def test_blocks_of_an_older_version(connection: Connection) -> None:
 def test_what_is_known_of_a_sink(store: Store, connection: Connection) -> None:
     backlog.fall_behind(connection, SOURCE, SINK, SinkError("timeout", "Later."))  # is not news
     (of,) = backlog.all_behind(connection)
-    assert of == backlog.behind(connection, SOURCE, SINK)._replace(seconds=of.seconds)  # type: ignore[union-attr]
+    assert of == backlog.behind(connection, SOURCE, SINK)._replace(seconds=of.seconds)  # type: ignore[union-attr]  # it is there
     assert (of.sink, of.source, of.code, of.drained) == (SINK, "shop", ERROR.code, Position(0, -1))
     assert of.error == str(ERROR)
     assert 0 <= of.seconds < 60

@@ -114,4 +114,4 @@ def test_no_other_subscriber_gets_what_is_tried(server: EmbeddedNats, streams: J
     finally:
         publisher.close()
         listener.close()
-    assert [event.number for event in events] == [3]  # type: ignore[union-attr]
+    assert [event.number for event in events] == [3]  # type: ignore[union-attr]  # it is there

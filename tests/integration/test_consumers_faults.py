@@ -286,7 +286,7 @@ def test_a_long_state_is_not_written_at_every_step(
                     replaced += 1
                     await replace()
 
-                process._steps.log.replace = counted  # type: ignore[method-assign]
+                process._steps.log.replace = counted  # type: ignore[method-assign]  # for the test
                 for token in tokens(held[1:6]):
                     await process.ack([token])
                 assert replaced == 0

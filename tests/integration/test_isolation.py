@@ -178,9 +178,9 @@ def test_a_sink_is_paused_and_goes_on_under_load(servers: Servers, database: Dat
                 await_true(lambda: source.behind().get(SHAKY) == "paused")
                 seen = source.written
                 # The batch that is on its way meanwhile may have begun before the pause.
-                await_true(lambda seen=seen: source.written > seen)  # type: ignore[misc]
+                await_true(lambda seen=seen: source.written > seen)  # type: ignore[misc]  # mypy infers no lambda with a default
                 held, seen = published(), source.written
-                await_true(lambda seen=seen: source.written > seen + 1_000)  # type: ignore[misc]
+                await_true(lambda seen=seen: source.written > seen + 1_000)  # type: ignore[misc]  # mypy infers no lambda with a default
                 assert published() == held
                 assert source.behind() == {SHAKY: "paused"}
                 ask("resume_sink")
@@ -215,7 +215,7 @@ def test_flapping(servers: Servers, database: Database) -> None:
                 servers.shaky.start()
                 await_true(lambda: SHAKY not in source.behind())
                 joined = source.written
-                await_true(lambda joined=joined: source.written > joined + 500)  # type: ignore[misc]
+                await_true(lambda joined=joined: source.written > joined + 500)  # type: ignore[misc]  # mypy infers no lambda with a default
         servers.assert_all(source)
 
 
@@ -439,7 +439,7 @@ def test_dead_letters_of_a_backlog(server_dir: Path, database: Database) -> None
         with JetStream(server.url, error_cb=_ignore_error) as stream:
             stream.add_stream("SHOP", SUBJECT, duplicate_window=WINDOW)
             sinks = {SHAKY: nats_settings(server.url)}
-            with Source(database.url, sinks) as source:  # type: ignore[arg-type]
+            with Source(database.url, sinks) as source:  # type: ignore[arg-type]  # a list of one type
                 source.batch(10)
                 server.kill()
                 source.batch(20, size=5000)

@@ -183,7 +183,7 @@ def test_a_store_that_comes_and_goes(sinks: Sinks, server_dir: Path) -> None:
         with loaded(source):
             for _ in range(3):
                 at = source.written
-                await_true(lambda at=at: source.written > at + 200)  # type: ignore[misc]
+                await_true(lambda at=at: source.written > at + 200)  # type: ignore[misc]  # mypy infers no lambda with a default
                 server.kill()
                 server.start()
             at = source.written

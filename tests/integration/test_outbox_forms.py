@@ -116,7 +116,7 @@ def test_a_message_that_was_kept_has_no_more_than_its_row(app: Database) -> None
                 captured.append(batch)
                 yield batch
 
-        driver._batches = noted  # type: ignore[method-assign]
+        driver._batches = noted  # type: ignore[method-assign]  # for the test
         for op in ("insert", "update"):
             app.execute("select tide.outbox_publish('kept', '{}', %s, op => %s)", [f"k-{op}", op])
         driver.run(lambda: len(driver.received) == 2)

@@ -438,7 +438,7 @@ def test_a_disabled_pipeline_holds_messages_and_the_status_counts_them(tide: Dat
 
 def test_status_lists_the_pipelines_that_hold_messages(tide: Database) -> None:
     tide.execute("SELECT tide.outbox_create('o', 1)")
-    status: Callable[[], Any] = lambda: value(tide, "SELECT tide.outbox_status('o')")  # noqa: E731
+    status: Callable[[], Any] = lambda: value(tide, "SELECT tide.outbox_status('o')")  # noqa: E731 - it is passed on
     assert (status()["rows"], status()["held_by"], status()["oldest"]) == (0, [], None)
     pipeline(tide, "p", "o")
     for number in range(3):

@@ -122,7 +122,7 @@ def test_each_panel_shows_something_and_each_alert_fires_when_it_should(scraped:
     for name, expression in rules.items():
         if name in ("PenstockDown", "PenstockDegraded"):
             continue
-        await_true(lambda of=expression: bool(scraped.query(of)), what=f"{name} fires")  # type: ignore[misc]
+        await_true(lambda of=expression: bool(scraped.query(of)), what=f"{name} fires")  # type: ignore[misc]  # mypy infers no lambda with a default
     assert scraped.query(rules["PenstockDegraded"])  # a sync, a consumer
     of = {rule["name"]: rule for rule in scraped.rules().values()}
     assert all(rule["health"] == "ok" for rule in of.values()), of

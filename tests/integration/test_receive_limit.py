@@ -51,7 +51,7 @@ def test_two_processes_share_it(store: Store, stream: StreamRecord) -> None:
             async with asyncio.timeout(30):
                 while used(there, b) < 3:  # until `here` has returned the permit
                     (task,) = waiting(b, 1)
-                    await until(lambda t=task: t.done() or used(there, b) == 3)  # type: ignore[misc]
+                    await until(lambda t=task: t.done() or used(there, b) == 3)  # type: ignore[misc]  # mypy infers no lambda with a default
                     if not task.done():
                         theirs.append(task)
                     else:

@@ -72,11 +72,11 @@ def test_a_run_that_is_refused_changes_nothing(
         with pytest.raises(StoreError) as refused:
             other.register("shop", IDLE)
         assert refused.value.code == "source_claimed"
-        assert store.source("shop").tag == "tag"  # type: ignore[union-attr]
+        assert store.source("shop").tag == "tag"  # type: ignore[union-attr]  # it is there
         writer.begin()
         writer.close()
     registered(database)
-    assert store.source("shop").tag == identify(database.url, SLOT).tag  # type: ignore[union-attr]
+    assert store.source("shop").tag == identify(database.url, SLOT).tag  # type: ignore[union-attr]  # it is there
 
 
 class Sessions:

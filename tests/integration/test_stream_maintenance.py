@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -235,7 +236,7 @@ _numbers = itertools.count()
 @settings(max_examples=30, deadline=None)
 @given(operations=OPERATIONS, actions=st.randoms(use_true_random=False))
 def test_what_is_left_folds_to_the_newest_version_of_each_row(
-    shared_store: Store, operations: list[tuple[str, object]], actions: object
+    shared_store: Store, operations: list[tuple[str, object]], actions: Random
 ) -> None:
     """A consumer that is always there, one that comes last, and merges at any time between."""
     store, name = shared_store, f"rows{next(_numbers)}"
@@ -276,19 +277,19 @@ def test_what_is_left_folds_to_the_newest_version_of_each_row(
 
         for key in keys:
             others = [other for other in table if other != key]
-            what = actions.choice(["write", "write", "delete", "move", "back", "onto", "swap"])  # type: ignore[attr-defined]
+            what = actions.choice(["write", "write", "delete", "move", "back", "onto", "swap"])
             if what == "delete" and key in table:
                 delete(key)
             elif what == "move" and key not in table and others:
-                move(actions.choice(others), key)  # type: ignore[attr-defined]
+                move(actions.choice(others), key)
             elif what == "back" and key in table:
                 move(key, SPARE)
                 move(SPARE, key)
             elif what == "onto" and key in table and others:
                 delete(key)
-                move(actions.choice(others), key)  # type: ignore[attr-defined]
+                move(actions.choice(others), key)
             elif what == "swap" and key in table and others:
-                other = actions.choice(others)  # type: ignore[attr-defined]
+                other = actions.choice(others)
                 move(key, SPARE)
                 move(other, key)
                 move(SPARE, other)
@@ -309,14 +310,14 @@ def test_what_is_left_folds_to_the_newest_version_of_each_row(
 
     for operation, value in operations:
         if operation == "write":
-            write(value)  # type: ignore[arg-type]
+            write(value)  # type: ignore[arg-type]  # as drawn for the operation
         elif operation == "close":
             close(store, stream)
         elif operation == "merge":
             close(store, stream)
-            merge_some(*value)  # type: ignore[misc]
+            merge_some(*value)  # type: ignore[misc]  # as drawn for the operation
         else:
-            follow(value)  # type: ignore[arg-type]
+            follow(value)  # type: ignore[arg-type]  # as drawn for the operation
     follow(None)
     assert seen == table
     left: dict[int, int] = {}

@@ -133,7 +133,7 @@ def test_a_process_serves_again_where_a_read_is_given_up(server: LoopbackApi) ->
     def end(_: float) -> None:
         raise Yielded
 
-    read.session.wait = end  # type: ignore[method-assign,assignment]
+    read.session.wait = end  # type: ignore[method-assign,assignment]  # for the test
     assert read.ids("contacts")[0] == ["0", "1", "2", "3", "4", "5"]
     assert workers() == [before]
 
@@ -143,7 +143,7 @@ def test_a_run_that_ends_interrupts_a_wait(api: Api, server: LoopbackApi) -> Non
         raise Yielded
 
     read = Read(server.url)
-    read.session._sleep = end  # type: ignore[misc]
+    read.session._sleep = end  # type: ignore[misc]  # for the test
     api.failures = [Answer({}, 429, {"Retry-After": "20"})]
     with pytest.raises(Yielded):
         read.ids("contacts")

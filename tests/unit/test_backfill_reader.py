@@ -38,8 +38,8 @@ def reader(
 ) -> tuple[ReaderBackfills, Backfiller, list[Report]]:
     monkeypatch.setattr(readers, "Backfiller", Backfiller)
     sent: list[Report] = []
-    made = ReaderBackfills(None, sent.append)  # type: ignore[arg-type]
-    return made, made._backfiller, sent  # type: ignore[return-value]
+    made = ReaderBackfills(None, sent.append)  # type: ignore[arg-type]  # it needs no options
+    return made, made._backfiller, sent  # type: ignore[return-value]  # one is made
 
 
 def desired(token: int, *, paused: bool = False) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_another_attempt_reads_what_was_to_be_read_again() -> None:
 def test_a_change_with_another_replica_identity_has_the_chunk_planned_again() -> None:
     fed = Watched()
     by_text = T._replace(columns=(T.columns[0]._replace(is_key=False), *T.columns[1:]))
-    fed.watch.expected = Table(  # type: ignore[union-attr]
+    fed.watch.expected = Table(  # type: ignore[union-attr]  # it is there
         by_text, shape=Shape(("a",)), converter=Types(()).converter, database="d", tag="tag"
     )  # fmt: skip
     fed.window.set_snapshot(SNAPSHOT, None)

@@ -47,7 +47,7 @@ def test_the_counter_goes_round() -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.data())
 def test_the_last_transactions_are_remembered(xids: list[int], data: st.DataObject) -> None:
     before = watermarks.RECENT
-    watermarks.RECENT = 8  # type: ignore[misc]
+    watermarks.RECENT = 8  # type: ignore[misc]  # for the test
     try:
         recent = Recent()
         for xid in xids:
@@ -55,7 +55,7 @@ def test_the_last_transactions_are_remembered(xids: list[int], data: st.DataObje
         count = data.draw(st.integers(0, len(xids)))
         assert sorted(recent.since(count)) == sorted(xids[count:][-8:])
     finally:
-        watermarks.RECENT = before  # type: ignore[misc]
+        watermarks.RECENT = before  # type: ignore[misc]  # for the test
 
 
 def hashes(found: Window) -> set[int]:

@@ -33,7 +33,7 @@ def expected() -> Expected:
     of = Expected("x")
     of.mark(3, "must")
     for lsn, state in ((5, "may"), (6, "not"), (8, "may"), (9, "must")):
-        of.mark(lsn, state, "odd")  # type: ignore[arg-type]
+        of.mark(lsn, state, "odd")  # type: ignore[arg-type]  # wrong on purpose
     return of
 
 

@@ -168,7 +168,7 @@ def test_the_services_find_each_other(config: Config) -> None:
 
 def unit() -> configparser.ConfigParser:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # as configparser documents it
     parser.read(DEPLOY / "penstock.service")
     return parser
 

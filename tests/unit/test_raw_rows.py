@@ -181,7 +181,7 @@ def test_bytes_that_are_no_row_are_refused(rows: Any, data: st.DataObject) -> No
             made()
         if fed.chunks:
             with pytest.raises(ProtocolError):  # as all is kept
-                fed.chunks[0].pieces  # noqa: B018
+                fed.chunks[0].pieces  # noqa: B018 - it raises
 
 
 def kept(oid: int, types: Types, **options: Any) -> RawRows | None:

@@ -90,7 +90,7 @@ def test_no_lane_comes_before_its_batch_is_open() -> None:
         assert gate.wait(PATIENCE)
         open_(batch)
 
-    loop._open = held  # type: ignore[method-assign]
+    loop._open = held  # type: ignore[method-assign]  # for the test
     loop.start()
     opening = threading.Thread(target=loop.open, args=(1,), daemon=True)
     try:

@@ -36,6 +36,7 @@ from penstock.expressions.types import (
     Reference,
     Type,
 )
+from penstock.expressions.values import arrow
 from penstock.postgres import values
 from penstock.spark.select import Item, Select
 
@@ -236,8 +237,6 @@ def test_computed_values_look_like_captured_ones(at: datetime, text: str, number
 
 @given(st.timedeltas(timedelta(days=-100_000), timedelta(days=100_000)))
 def test_an_interval_is_read_as_it_was_written(span: timedelta) -> None:
-    from penstock.expressions.values import arrow  # noqa: PLC0415
-
     number = span // timedelta(microseconds=1)
     text = orjson.loads(json_texts(INTERVAL, column(INTERVAL, [number]))[0].as_py())
     assert arrow(INTERVAL, [text])[0].to_pylist() == [number]

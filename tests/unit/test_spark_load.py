@@ -25,7 +25,7 @@ class Session:
     def dataSource(self) -> Self:
         return self
 
-    readStream = dataSource  # noqa: N815
+    readStream = dataSource  # noqa: N815 - the names of others
 
     def register(self, source: type[PostgresChanges]) -> None:
         assert source is PostgresChanges

@@ -39,7 +39,7 @@ class Counted:
 
 
 def session(budget: Counted, waits: list[float], **kwargs: object) -> ApiSession:
-    return ApiSession(budget, sleep=waits.append, allow_private=True, **kwargs)  # type: ignore[arg-type]
+    return ApiSession(budget, sleep=waits.append, allow_private=True, **kwargs)  # type: ignore[arg-type]  # the test's own settings
 
 
 def answering(*answers: Answer) -> Callable[[Asked], Answer]:

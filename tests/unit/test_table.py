@@ -213,7 +213,7 @@ def test_an_insert_that_was_an_update_names_what_it_lacks(oid: int) -> None:
 
 def test_a_value_that_cannot_be_written_is_no_missing_one() -> None:
     with pytest.raises(AttributeError):
-        table().insert(Insert(OID, ["1", b"x", b"y"]), TRANSACTION, 0)  # type: ignore[list-item]
+        table().insert(Insert(OID, ["1", b"x", b"y"]), TRANSACTION, 0)  # type: ignore[list-item]  # wrong on purpose
 
 
 def test_a_delete_has_the_identity_or_all() -> None:

@@ -50,6 +50,6 @@ def test_the_process_keeps_nothing_that_it_does_not_need(hostile: LuaTransform) 
     for what in ("Max open files", "Max file size", "Max core file size", "Max processes"):
         assert limits[what] == ["0", "0"], what
     assert limits["Max address space"] != ["unlimited", "unlimited"]
-    files = {os.readlink(file) for file in (process / "fd").iterdir()}  # noqa: PTH115
+    files = {os.readlink(file) for file in (process / "fd").iterdir()}  # noqa: PTH115 - a target that is no path
     assert [file for file in files if not file.startswith(("pipe:", "/dev/null", "/tmp/"))] == []
     assert b"PATH=" not in (process / "environ").read_bytes()
