@@ -110,6 +110,18 @@ def test_a_poll_takes_the_place_of_a_backfill_which_then_goes_on() -> None:
     assert (read.kind, read.resume) == (Kind.BACKFILL, {"page": 7})
 
 
+def test_a_feed_begins_before_its_backfill_whatever_is_asked_for() -> None:
+    made = scheduler()
+    ((_, plan),) = made.hand_out(0.0)
+    facts = Facts(Deletes.EVENTS, has_cursor=True)
+    made.report(Planned(plan.number, [{}], facts, goes_on=False), 0.0)
+    made.report(Ended(plan.number), 0.0)
+    store(made, 0.0)
+    made.run_now("s", None, 0.0)
+    ((_, first),) = made.hand_out(0.0)
+    assert first.kind is Kind.EVENTS
+
+
 def test_a_refused_credential_stops_its_sync_until_it_is_another_one() -> None:
     made = Scheduler(8, lambda _: 4)
     syncs = [SyncSettings(n, n, "p", n, "1", ("p:a", "p:b")) for n in ("bad", "good")]

@@ -310,7 +310,9 @@ class Entry:
         progress.asks = None
         self.try_again(now)
         for kind in progress.kinds:
-            progress.due[kind] = min(progress.due.get(kind, now), now)
+            # A feed that has no time has not begun: that comes before the backfill, see `_order`.
+            if kind is not Kind.EVENTS or kind in progress.due:
+                progress.due[kind] = min(progress.due.get(kind, now), now)
 
     def try_again(self, now: float) -> None:
         """Try at once what waits after a failure."""
