@@ -101,7 +101,7 @@ def test_a_run_keeps_what_was_removed_after_its_configuration(bed: Bed) -> None:
     bed.register(good)
     newest = bed.write(("sink", "two", None))
     assert bed.remover.before_run("a", good.only("a")) is None
-    assert not bed.remover.is_left("a", good.only("a"))
+    assert not bed.remover.left("a", good.only("a"))
     assert (bed.left(), set(bed.streams())) == (["two"], {"one", "two"})
     assert bed.remover.before_run("a", newest.only("a")) is None
     assert (bed.left(), set(bed.streams())) == ([], {"one"})
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_beside_a_refused_change_is_not_begun_anew(bed: Bed) 
     runner.refuses = False
     bed.remover.sweep()
     assert (runner.renewed, bed.left()) == (["a"], ["one"])
-    assert bed.remover.is_left("a", newest.only("a"))
+    assert bed.remover.left("a", newest.only("a")) == {("sink", "one")}
     assert bed.remover.before_run("a", newest.only("a")) is None
     assert (bed.left(), bed.streams()) == ([], {})
 
@@ -141,7 +141,7 @@ def test_a_nats_consumer_that_is_made_again_begins_anew(bed: Bed) -> None:
     bed.runners = [runner]
     bed.remover.sweep()
     assert (runner.renewed, bed.left(), len(known.all())) == (["a"], ["mail"], 1)
-    assert bed.remover.is_left("a", newest.only("a"))
+    assert bed.remover.left("a", newest.only("a")) == {("consumer", "mail")}
     assert bed.remover.before_run("a", newest.only("a")) is None
     assert (bed.left(), known.all()) == ([], [])
     # One that changes its type goes as well, once no run publishes for it.
@@ -153,6 +153,29 @@ def test_a_nats_consumer_that_is_made_again_begins_anew(bed: Bed) -> None:
     runner.running = bed.config().only("a")
     bed.remover.sweep()
     assert (bed.left(), known.all()) == ([], [])
+
+
+def test_a_nats_consumer_of_another_stream_is_let_go_first(bed: Bed) -> None:
+    """Also where that stream is another source's, whose run removes the consumer."""
+    mail = {"type": "nats", "stream": "one"}
+    before = bed.write(
+        ("source", "a", source(slot="a")), ("source", "b", source(slot="b")),
+        ("sink", "one", stream("a")), ("sink", "two", stream("b")), ("consumer", "mail", mail),
+    )  # fmt: skip
+    bed.register(before)
+    known, (one, two) = NatsConsumers(bed.store), bed.store.streams()
+    known.register(one, "mail", {}, "all")
+    assert known.streams() == {"mail": "one"}
+    assert not bed.remover.left("a", before.only("a"))
+    after = bed.write(("consumer", "mail", mail | {"stream": "two"}))
+    assert not bed.remover.left("a", after.only("a"))
+    assert bed.remover.left("b", after.only("b")) == {("consumer", "mail")}
+    with pytest.raises(StoreError) as raised:
+        known.register(two, "mail", {}, "all")
+    assert (raised.value.code, raised.value.transient) == ("name_taken", True)
+    known.remove_others({one.id}, {})
+    assert not bed.remover.left("b", after.only("b"))
+    known.register(two, "mail", {}, "all")
 
 
 def test_a_sink_that_changes_its_source_waits_for_the_former_ones_lease(bed: Bed) -> None:
@@ -171,9 +194,8 @@ def test_a_sink_that_changes_its_source_waits_for_the_former_ones_lease(bed: Bed
     waits = bed.remover.before_run("b", after.only("b"))
     assert waits is not None
     assert "Source b waits: sink one took from source a before" in str(waits)
-    with pytest.raises(StoreError) as raised:
-        bed.remover.is_left("b", after.only("b"))
-    assert raised.value.transient
+    assert waits.transient
+    assert bed.remover.left("b", after.only("b")) == {("sink", "one")}
     bed.remover.sweep()
     assert bed.streams()["one"] == "a"  # which is written to
     runner.running = after.only("a")
@@ -182,7 +204,7 @@ def test_a_sink_that_changes_its_source_waits_for_the_former_ones_lease(bed: Bed
     assert bed.remover.before_run("b", after.only("b")) is None
 
 
-def test_two_sources_whose_sinks_change_places_end_both(bed: Bed) -> None:
+def test_two_sources_whose_sinks_change_places_both_let_go(bed: Bed) -> None:
     bed.register(
         bed.write(
             ("source", "a", source(slot="a")),
@@ -193,8 +215,8 @@ def test_two_sources_whose_sinks_change_places_end_both(bed: Bed) -> None:
     )
     bed.write(("sink", "one", None), ("sink", "two", None))
     after = bed.write(("sink", "one", stream("b")), ("sink", "two", stream("a")))
-    for name in ("a", "b"):
-        assert bed.remover.is_left(name, after.only(name))
+    assert bed.remover.left("a", after.only("a")) == {("sink", "two")}
+    assert bed.remover.left("b", after.only("b")) == {("sink", "one")}
     assert bed.remover.before_run("a", after.only("a")) is not None
     assert bed.left() == ["two"]
     assert bed.remover.before_run("b", after.only("b")) is None
@@ -232,7 +254,7 @@ def test_the_former_slot_of_a_source_goes_once_it_streams_from_the_new_one(
     before = bed.write(("source", "a", source(database.url, slot="former_a")))
     after = bed.write(("source", "a", source(database.url, slot="former_b")))
     assert bed.remover.before_run("a", after.only("a")) is None
-    assert not bed.remover.is_left("a", after.only("a"))
+    assert not bed.remover.left("a", after.only("a"))
     runner = Runner("a", before.only("a"))
     bed.runners = [runner]
     bed.remover.sweep()

@@ -34,7 +34,7 @@ def test_the_slot_of_the_syncs_goes_with_the_last_one(bed: Bed, database: Databa
         bed.write(("sync", "b", None))
         assert bed.left() == ["syncs"]
         after = bed.write(("sync", "b", sync))  # one that comes again begins with a slot of its own
-        assert bed.remover.is_left("syncs", after.only("syncs"))
+        assert bed.remover.left("syncs", after.only("syncs"))
         assert bed.remover.before_run("syncs", after.only("syncs")) is None
         assert (bed.left(), slots()) == ([], [])
         database.execute("SELECT pg_create_logical_replication_slot('penstock_syncs', 'pgoutput')")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.config.settings import Config
-from penstock.runtime.reconcile import Changes, changes, reads_alike
+from penstock.runtime.reconcile import Changes, changes, reads_alike, runs_alike, without
 
 SHOP: dict[str, Any] = {"type": "postgres", "url": "postgresql://app@db/shop"}
 STREAM: dict[str, Any] = {"type": "stream", "source": "shop"}
@@ -88,6 +88,21 @@ def test_the_slot_stays_the_same_where_only_tables_change() -> None:
     assert changes(alone, tables) == changes(alone, slot) == Changes(changes=("shop",))
     assert reads_alike(alone, tables, "shop")
     assert not reads_alike(alone, slot, "shop")
+
+
+def test_a_run_without_what_is_made_anew() -> None:
+    mail, work = {"type": "nats", "stream": "orders"}, {"stream": "orders"}
+    whole = config(nats={"mail": mail}, consumers={"work": work}, orders=STREAM, more=STREAM)
+    assert without(whole, ()) is whole
+    alone = without(whole, {("consumer", "mail")})
+    assert (set(alone.sinks), set(alone.consumers), set(alone.nats_consumers)) == (
+        {"orders", "more"}, {"work"}, set()
+    )  # fmt: skip
+    assert not runs_alike(whole, alone, "shop")
+    less = without(whole, {("sink", "orders"), ("source", "shop")})
+    assert (set(less.sources), set(less.sinks)) == (set(whole.sources), {"more"})
+    assert not less.consumers
+    assert not less.nats_consumers  # those of a stream that goes
 
 
 def test_the_configuration_of_one_source() -> None:

@@ -78,14 +78,17 @@ class Preparation:
         for name in self._config.running_sources:
             planning.refuse(self._config.sources[name], self._config.sinks_of(name))
 
-    def prepare_beside(self) -> None:
-        """Do the same while another run of this process reads the slots."""
+    def prepare_beside(self, desired: Config) -> None:
+        """Do the same while another run of this process reads the slots.
+
+        What the filters of `desired`, of which this run has all or a part, refuse is raised as well.
+        """
         for name in self._config.running_sources:
             self._guard.refuse_gap(name)
             self._make_records(name)
             setup.ensure(self._config.sources[name], is_read=True)
             self._register(name)
-        self._store.refuse_filters()
+        self._store.refuse_filters(desired)
         self._store.register_consumers(beside=True)
 
     def await_streams(self, seconds: float) -> None:

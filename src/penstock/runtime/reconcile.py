@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.core.errors import PenstockError
 
@@ -48,15 +49,20 @@ def reads_alike(old: Config, new: Config, source: str) -> bool:
     return (mine.url, mine.slot, mine.publication) == (other.url, other.slot, other.publication)
 
 
-def follows_beside(old: Config, new: Config, source: str) -> bool:
-    """Return whether a source's next run can be prepared while the current one streams.
-
-    It reads the same slot, and no NATS consumer has moved to another stream, which would be another one.
-    """
-    if not reads_alike(old, new, source):
-        return False
-    before, after = old.nats_consumers, new.nats_consumers
-    return all(before[name].stream == after[name].stream for name in before.keys() & after.keys())
+def without(config: Config, left: Collection[Key]) -> Config:
+    """Return a configuration without these sinks and NATS consumers; a stream's consumers go with it."""
+    if not left:
+        return config
+    sinks = {name: sink for name, sink in config.sinks.items() if ("sink", name) not in left}
+    readers = {name: of for name, of in config.consumers.items() if of.stream in sinks}
+    publishers = {
+        name: of
+        for name, of in config.nats_consumers.items()
+        if of.stream in sinks and ("consumer", name) not in left
+    }
+    return config.model_copy(
+        update={"sinks": sinks, "consumers": readers, "nats_consumers": publishers}
+    )
 
 
 def _run_of(config: Config, source: str) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.core.backoff import Backoff
 from penstock.core.errors import PenstockError, StoreError
@@ -30,6 +31,7 @@ from penstock.desired.removals import (
 from penstock.postgres.connect import drop_slot
 from penstock.runtime.source_runner import SourceRunner
 from penstock.streams.claim import Claim
+from penstock.streams.nats_consumers import NatsConsumers
 from penstock.streams.store import Store
 
 _EVERY_SECONDS: Final = 1.0
@@ -123,10 +125,10 @@ class Remover:
         ]
 
     def before_run(self, source: str, config: Config) -> StoreError | None:
-        """Remove what concerns a source whose lease this process has, and which has no run now.
+        """Remove what a run of `config` must not find, of a source whose lease this process has.
 
-        Returns why a run of `config` must wait: another source's lease is needed for what its sinks
-        have left. Raises `StoreError` and `CaptureError`.
+        No run may use it any more. Returns why a run of `config` must wait: another source's lease is
+        needed for what its sinks have left. Raises `StoreError` and `CaptureError`.
         """
         with Store(self._url) as store:
             own, others = _concerning(pending(store), source, config)
@@ -135,17 +137,24 @@ class Remover:
                 log.info("removed", kind=removal.kind, name=removal.name)
         return _waits(others[0], source) if others else None
 
-    def is_left(self, source: str, config: Config) -> bool:
-        """Return whether a run must end before what `config` has again can be removed.
+    def left(self, source: str, config: Config) -> frozenset[Key]:
+        """Return what of `config` is to be removed before it is made anew; raises `StoreError`.
 
-        Raises a transient `StoreError` where only another source's lease is needed for that.
+        That is the source, where it was removed and is there again, and such sinks and consumers of type
+        nats; also consumers that are registered with another stream.
         """
+        wanted = config.nats_consumers
         with Store(self._url) as store:
             own, others = _concerning(pending(store), source, config)
-        if others and not own:  # two sources whose sinks change places both end
-            raise _waits(others[0], source)
+            streams = NatsConsumers(store).streams() if wanted else {}
         again = [r for r in own if r.kind == "source" or r.name in _alike(r, config)]
-        return bool(again or others)
+        moved = [n for n, of in wanted.items() if streams.get(n, of.stream) != of.stream]
+        return frozenset(
+            [
+                *((r.kind, r.name) for r in (*again, *others)),
+                *(("consumer", name) for name in moved),
+            ]
+        )
 
     def _remove_alone(self, store: Store, source: str, removal: Removal) -> None:
         """Remove what belongs to a source that no configuration has."""
@@ -172,7 +181,7 @@ class Remover:
             and has == _alike(removal, config).get(removal.name)
             and not runner.refuses
         ):
-            runner.renew()  # it was removed and made again: it begins anew
+            runner.renew()  # it was removed and made again: the run lets it go first
 
     def _finish(self, store: Store, removal: Removal) -> None:
         try:

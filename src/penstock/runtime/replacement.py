@@ -1,28 +1,31 @@
 """The run that follows a run once the configuration has changed: prepared while that one streams.
 
-What does not plan is refused, and the current run goes on. Where the next run can't be prepared beside
-the current one, as it reads another slot, that ends first.
+What does not plan is refused, and the current run goes on. An entity that is to be made anew takes two
+runs: one without it, then, when what it has left is removed, the one that is desired. Where the next run
+can't be prepared beside the current one, as it reads another slot, that ends first.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
 from pyspark.sql import SparkSession
 
+from penstock.config.document import Key
 from penstock.config.settings import Config
-from penstock.core.errors import PenstockError, SetupError
+from penstock.core.errors import PenstockError, SetupError, StoreError
 from penstock.runtime.desired_config import DesiredConfig
 from penstock.runtime.guard import shared_stream
 from penstock.runtime.handover import NextQuery
-from penstock.runtime.reconcile import follows_beside
+from penstock.runtime.reconcile import reads_alike, without
 from penstock.runtime.run import Run
 from penstock.runtime.runner_context import RunnerContext
+from penstock.spark import planning
 from penstock.spark.reasons import query_failure
 from penstock.streams.claim import Claim, holder
 
@@ -31,6 +34,7 @@ _QUERY_SECONDS: Final = 30.0
 _STREAM_SECONDS: Final = 2.0
 """How long it waits for the streams of new sinks to be made."""
 _RETRY_SECONDS: Final = 1.0
+_NOT_REMOVED: Final = "What a changed entity has left is not dropped yet."
 _CATCH_UP_SECONDS: Final = 0.5
 """How long the earlier run is left alone: what has waited for the slot needs the cores first."""
 
@@ -119,7 +123,7 @@ class Replacement:
         self._thread.start()
 
     def note_change(self) -> None:
-        """Note that what is desired has changed."""
+        """Note that what is desired has changed, or is to be made anew."""
         self._changed.set()
 
     def close(self) -> None:
@@ -137,16 +141,17 @@ class Replacement:
             if self._closed.is_set() or self._run.stopping:
                 return
             desired = self._desired.next()
-            if desired is None or self._desired.runs(desired):
-                continue
-            if self._try(desired):
+            if desired is not None and self._try(desired):
                 return
 
     def _try(self, desired: Config) -> bool:
         """Prepare what follows, and replace the run; return whether that is done."""
         began = time.monotonic()
         try:
-            successor = self._prepared(desired)
+            left = self._left(desired)
+            if not left and self._desired.runs(desired):
+                return False
+            successor = self._prepared(desired, left)
         except PenstockError as error:
             if error.transient:
                 self._closed.wait(_RETRY_SECONDS)
@@ -166,42 +171,61 @@ class Replacement:
             self._changed.set()
             return False
         log.info("the configuration changed: the source's run is replaced", source=self._name,
-                 prepared=round(time.monotonic() - began, 1))  # fmt: skip
+                 prepared=round(time.monotonic() - began, 1),
+                 without=sorted(name for _, name in left))  # fmt: skip
         return True
 
-    def _prepared(self, desired: Config) -> Successor | None:
-        """Return what follows; raises `PenstockError` for what refuses the desired configuration."""
+    def _left(self, desired: Config) -> frozenset[Key]:
+        """Return what the run has to let go before `desired` can be run.
+
+        Raises a transient `StoreError` where it has, and another source's run has not yet.
+        """
+        left = self._context.left(self._name, desired)
+        if left and not self._must_end(left) and self._desired.runs(without(desired, left)):
+            waits = self._context.remove(self._name, desired)
+            left = self._context.left(self._name, desired)
+            if left:
+                raise waits or StoreError("not_removed", _NOT_REMOVED, transient=True)
+        return left
+
+    def _must_end(self, left: Collection[Key]) -> bool:
+        """Whether the source itself is to be made anew: no run of it may go on."""
+        return ("source", self._name) in left
+
+    def _prepared(self, desired: Config, left: Collection[Key]) -> Successor | None:
+        """Return what follows, without what is `left`.
+
+        Raises `PenstockError` for what refuses the desired configuration.
+        """
         good, spark = self._desired.good, self._context.spark.get()
+        step = without(desired, left)
         run = Run(
-            desired, self._context.store_url, claim=self._claim, run_log=self._context.log,
+            step, self._context.store_url, claim=self._claim, run_log=self._context.log,
             follows=True,
         )  # fmt: skip
         query, found = None, None
         try:
-            run.preparation.check_plan()
-            if spark is not None and good is not None and self._may_be_beside(good, desired):
-                run.preparation.prepare_beside()
+            planning.refuse(desired.sources[self._name], desired.sinks)
+            goes_on = bool(step.sinks) and not self._must_end(left)
+            follows = goes_on and good is not None and reads_alike(good, step, self._name)
+            if spark is not None and follows:
+                run.preparation.prepare_beside(desired)
                 query = NextQuery(
-                    spark, desired, run.store.target(self._name),
-                    run.store.uuids(desired, self._name), run.store.streams, (), lanes=True,
+                    spark, step, run.store.target(self._name),
+                    run.store.uuids(step, self._name), run.store.streams, (), lanes=True,
                 )  # fmt: skip
             with ThreadPoolExecutor(1) as beside:
                 checked = beside.submit(_check_streams, run, desired)
                 waits = query is not None and self._is_started(query)
                 checked.result()
             if waits and query is not None:
-                found = Successor(desired, run, query)
+                found = Successor(step, run, query)
         finally:
             if found is None:
                 if query is not None:
                     query.close()
                 run.close()
         return found
-
-    def _may_be_beside(self, good: Config, desired: Config) -> bool:
-        # What is left of an entity that is there again goes before it is made anew.
-        is_left = self._context.is_left(self._name, desired)
-        return follows_beside(good, desired, self._name) and not is_left
 
     def _is_started(self, query: NextQuery) -> bool:
         """Start a query, and return whether it waits for the slot."""

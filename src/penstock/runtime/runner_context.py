@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.core.errors import PenstockError, StoreError
 from penstock.runtime.run_log import RunLog
@@ -53,7 +54,7 @@ class RunnerContext:
     `noticed` is called when a runner's state has changed. `refused(source, config, failure)` is called
     where a changed configuration can't be run, and `accepted(source)` where the newest one runs.
     `remove(source, config)` drops what is left of removed entities, before a run of that, or returns why
-    the run must wait; `is_left` returns whether there is something of an entity that is there again.
+    the run must wait; `left` returns the entities of it of which something is to be removed first.
     """
 
     store_url: str
@@ -64,4 +65,4 @@ class RunnerContext:
     refused: Callable[[str, Config, PenstockError], object]
     accepted: Callable[[str], object]
     remove: Callable[[str, Config], StoreError | None]
-    is_left: Callable[[str, Config], bool]
+    left: Callable[[str, Config], frozenset[Key]]

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 from pyspark.sql import SparkSession
 
+from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.health import Failure, Level, Part, run_part
@@ -68,7 +69,7 @@ class Runners:
             self._remover = Remover(store_url, config, self._sources)
         self._context = RunnerContext(
             store_url, once, self._spark, RunLog(), self._wake.set, self._refusals.refuse,
-            self._refusals.accept, self._remove, self._is_left,
+            self._refusals.accept, self._remove, self._left,
         )  # fmt: skip
         self._runners = {name: self._runner(name) for name in config.running_sources}
         self.syncs = SyncRunner(store_url, self._spark, self._has_records)
@@ -331,5 +332,5 @@ class Runners:
         with self._lock:
             return Sources(self._config, list(self._runners.values()), list(self._ending))
 
-    def _is_left(self, source: str, config: Config) -> bool:
-        return self._remover is not None and self._remover.is_left(source, config)
+    def _left(self, source: str, config: Config) -> frozenset[Key]:
+        return frozenset() if self._remover is None else self._remover.left(source, config)

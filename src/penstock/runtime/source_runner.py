@@ -155,10 +155,9 @@ class SourceRunner:
                 self._replacement.note_change()
 
     def renew(self) -> None:
-        """Begin the run anew: something that it uses is to be removed, and made again."""
-        with self._changing:
-            if self._run is not None:
-                self._run.stop()
+        """Have the run let go of something that it uses, which is to be removed, and made again."""
+        if (replacement := self._replacement) is not None:
+            replacement.note_change()
 
     # -- its thread
 
@@ -292,7 +291,8 @@ class SourceRunner:
         """
         with self._changing:
             wanted = self._desired.next()
-            if self._run is not run or run.stopping or wanted is None or self._desired.runs(wanted):
+            again = wanted is not config and self._desired.runs(wanted)
+            if self._run is not run or run.stopping or wanted is None or again:
                 return False
             if successor is None and not self._desired.is_wanted(config):
                 return False

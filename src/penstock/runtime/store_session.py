@@ -152,9 +152,9 @@ class StoreSession:
             {"claim": source, "code": error.code, "error": error.message, "remedy": error.remedy}
         )
 
-    def refuse_filters(self) -> None:
+    def refuse_filters(self, config: Config) -> None:
         """Raise `StoreError` for a NATS consumer's filter in SQL that the tables refuse."""
-        refuse_filters(self._store, self._config, self._streams)
+        refuse_filters(self._store, config, self._streams)
 
     def register_consumers(self, *, beside: bool = False) -> None:
         """Register the consumers of the run's streams; a run `beside` this one may have others."""

@@ -119,6 +119,11 @@ class NatsConsumers:
         with self._store.connection() as connection:
             return _records(connection, None)
 
+    def streams(self) -> dict[str, str]:
+        """Return the stream of each of them, by name."""
+        with self._store.connection() as connection:
+            return dict(connection.execute(SQL["streams"]).fetchall())
+
     def page(self, after: str, limit: int) -> list[NatsConsumerRecord]:
         """Return the first of them whose names come after `after`, by name."""
         with self._store.connection() as connection:
@@ -145,6 +150,8 @@ class NatsConsumers:
                     "name_taken",
                     f"Consumer {name!r} publishes the stream {found[0].stream!r}, not {stream.name!r}.",
                     remedy="Give this one another name.",
+                    # The run of that stream's source may remove it yet.
+                    transient=found[0].source_id != stream.source_id,
                 )
             sql_filter.install(connection, of, name, filters_of(settings).sql)
             if found:

@@ -12,6 +12,9 @@ LEFT JOIN penstock.backlogs b ON b.source_id = so.id AND b.sink = n.name
 WHERE (%(name)s::text IS NULL OR n.name = %(name)s) AND n.name > %(after)s
 ORDER BY n.name LIMIT %(limit)s
 
+-- name: streams
+SELECT n.name, s.name FROM penstock.nats_consumers n JOIN penstock.streams s ON s.id = n.stream_id
+
 -- name: taken
 -- Whether a consumer of another type has the name.
 SELECT EXISTS (SELECT FROM penstock.consumers WHERE name = %s)

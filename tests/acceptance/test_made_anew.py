@@ -1,0 +1,148 @@
+"""Entities that a run has to make anew under load: the other sinks of the source go on meanwhile.
+
+They miss nothing and get nothing twice, and no run of the source ends before the next one streams.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.desired.entities import Change
+from penstock.desired.state import DesiredState
+from penstock.embedded.handles import Database, JetStream
+from penstock.embedded.nats import EmbeddedNats
+from penstock.streams.store import Store
+
+from ..pipeline import PATIENCE, Penstock
+from .test_follow import Load
+
+CONFIG = """\
+store: ${SHOP_URL}
+sources:
+  shop:
+    type: postgres
+    url: ${SHOP_URL}
+sinks:
+  plain:
+    type: nats
+    source: shop
+    url: ${NATS_URL}
+    subject: anew.plain
+  one: {type: stream, source: shop, actions: [update]}
+  two: {type: stream, source: shop, actions: [update]}
+consumers:
+  mail:
+    type: nats
+    stream: one
+    url: ${NATS_URL}
+    subject: anew.mail
+spark:
+  master: local[2]
+"""
+MAIL = {"type": "nats", "stream": "two", "url": "${NATS_URL}", "subject": "anew.mail"}
+DIRECT = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "anew.direct"}
+ONE = {"type": "stream", "source": "shop", "actions": ["update"]}
+
+
+class Rig:
+    """A run under load whose entities change; JetStream drops no copies."""
+
+    def __init__(self, run: Penstock, state: DesiredState, nats: JetStream, load: Load) -> None:
+        self.run = run
+        self._state = state
+        self._nats = nats
+        self.load = load
+        self.steps = 0
+
+    def wait_for(self, condition: Any, what: str) -> None:
+        self.run.wait_for(condition, PATIENCE, what)
+
+    def write(self, kind: str, name: str, spec: dict[str, Any] | None) -> None:
+        self._state.write([Change(kind, name, None, spec)], by="test", door="api")
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        return [e for e in self.run.events() if e["event"] == event]
+
+    def await_steps(self, count: int) -> None:
+        """Wait until the source's run was replaced so many times more, and goes on."""
+        self.steps += count
+        self.wait_for(lambda: len(self.events("the slot is handed over")) >= self.steps, "replaced")
+        self.await_load()
+
+    def await_load(self) -> None:
+        """Wait until something more was written."""
+        at = self.load.last
+        self.wait_for(lambda: self.load.last > at + 20, "writing")
+
+    def states(self, name: str) -> list[int]:
+        """Return the states of row 0 that came to a JetStream stream, in their order."""
+        records = [json.loads(m.data)["record"] for m in self._nats.messages(f"ANEW_{name}")]
+        return [int(r["price"]) for r in records if not r["id"] and int(r["price"])]
+
+
+@pytest.fixture
+def rig(
+    database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
+) -> Iterator[Rig]:
+    database.execute("CREATE TABLE items (id bigint PRIMARY KEY, price numeric)")
+    database.execute("INSERT INTO items VALUES (0, 0)")
+    (tmp_path / "penstock.yaml").write_text(CONFIG)
+    environment = {"SHOP_URL": database.url, "NATS_URL": nats_server.url}
+    with ExitStack() as stack:
+        for name in ("plain", "mail", "direct"):
+            nats.add_stream(f"ANEW_{name}", f"anew.{name}", duplicate_window=0.1)
+            stack.callback(nats.delete_stream, f"ANEW_{name}")
+        run = stack.enter_context(Penstock(tmp_path, environment=environment))
+        run.start().wait_ready()
+        state = DesiredState(stack.enter_context(Store(database.url)), environment)
+        load = Load(database, 1)
+        stack.callback(load.stop)
+        yield Rig(run, state, nats, load)
+
+
+def test_the_others_go_on_while_an_entity_is_made_anew(rig: Rig) -> None:
+    rig.wait_for(lambda: len(rig.states("mail")) > 20, "publishing")
+    rig.write("consumer", "mail", MAIL)  # another stream
+    rig.await_steps(2)
+    rig.write("consumer", "mail", None)
+    rig.write("consumer", "mail", MAIL)
+    rig.await_steps(2)
+    rig.write("sink", "one", None)
+    rig.write("sink", "one", ONE)
+    rig.await_steps(2)
+    rig.write("sink", "direct", DIRECT)
+    rig.await_steps(1)
+    rig.wait_for(lambda: bool(rig.states("direct")), "delivering")
+    rig.write("sink", "direct", None)
+    rig.write("sink", "direct", DIRECT)
+    rig.await_steps(2)
+    written = rig.load.stop()
+    for name in ("plain", "mail", "direct"):
+        rig.wait_for(lambda n=name: written[-1] in rig.states(n), f"at the end of {name}")
+    # Each run but the first one took the slot over from one that streamed until then.
+    handed_over = rig.events("the slot is handed over")
+    print([e["ms"] for e in handed_over], [e["prepared"] for e in rig.events(REPLACED)])
+    assert [e["in_order"] for e in handed_over] == [True] * rig.steps
+    starts = [e for e in rig.events("started") if e.get("step") == "sinks"]
+    assert len(starts) == 1 + rig.steps
+    assert rig.states("plain") == written
+    # The consumer has published all of three streams: of one up to its change, and of two twice.
+    mail, count = rig.states("mail"), len(written)
+    first = mail.index(1, 1)
+    second = mail.index(1, first + 1)
+    assert mail[:first] == written[:first]
+    assert mail[first:second] == written[: second - first]
+    assert mail[second:] == written, count
+    direct = rig.states("direct")
+    assert direct == sorted(set(direct))
+    assert direct[-10:] == written[-10:]
+    assert rig.run.stop() == 0
+
+
+REPLACED = "the configuration changed: the source's run is replaced"
