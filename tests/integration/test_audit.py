@@ -178,3 +178,56 @@ def test_actions_of_commands(shop: Shop, database: Database, tmp_path: Path) -> 
         ("pause", "backfill", "1", {}),
         ("backfill", "sync", "copy", {}),
     ]  # fmt: skip
+
+
+REFUSED = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    RAISE EXCEPTION 'no line';
+END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON penstock.audit FOR EACH ROW EXECUTE FUNCTION refuse();
+"""
+ASKED = ("tokens", "paused_sinks", "nats_consumers", "backfills", "paused_syncs", "sync_commands",
+         "dead_letters", "bastions")  # fmt: skip
+
+
+def test_an_action_without_its_line_is_not_done(
+    shop: Shop, database: Database, tmp_path: Path
+) -> None:
+    """Both are one transaction: a process that is killed in between leaves neither."""
+    file = tmp_path / "penstock.yaml"
+    file.write_text(json.dumps({"store": database.url}))
+    numbers = _add_letters(shop, 2)
+    shop.store.tokens.create("w", "worker")
+    database.execute("CREATE TABLE others (id int PRIMARY KEY)")
+    asked = {"sink": "orders", "table": "public.things"}
+    (backfill,) = shop.client.post("/v1/backfills", json=asked).json()["data"]
+    asked["table"] = "public.others"
+    shop.client.post("/v1/sinks/out/pause")
+
+    def state() -> list[Any]:
+        return [database.execute(f"SELECT t FROM penstock.{table} t ORDER BY 1") for table in ASKED]
+
+    before = state()
+    database.execute(REFUSED)
+    for method, path, body in (
+        ("POST", "tokens", {"name": "v", "role": "viewer"}), ("DELETE", "tokens/w", None),
+        ("POST", "sinks/out/resume", None), ("POST", "nats-consumers/mail/pause", None),
+        ("POST", "nats-consumers/mail/rewind", {"to": "all"}),
+        ("DELETE", f"dead-letters/{numbers[0]}", None),
+        ("POST", "drop-dead-letters", {"ids": numbers}), ("POST", "backfills", asked),
+        ("POST", f"backfills/{backfill['id']}/cancel", None), ("POST", "syncs/copy/pause", None),
+        ("POST", "syncs/copy/run", {}),
+        ("PUT", "targets/far/bastion/host-key", {"host_key": HOST_KEY}),
+    ):  # fmt: skip
+        answer = shop.client.request(method, f"/v1/{path}", json=body)
+        assert answer.status_code >= 500, (path, answer.text)
+        assert state() == before, path
+    for words in (
+        "token create v", "token revoke w", "sink resume out", "consumer pause mail",
+        "consumer rewind mail --to beginning", f"dead-letters purge {numbers[0]} --yes",
+        "backfill start --sink orders --table public.others", "backfill cancel",
+        "sync pause copy", "consumer pause workers",
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, [*words.split(), "-c", str(file)])
+        assert (done.exit_code, "no line" in done.output) == (1, True), (words, done.output)
+        assert state() == before, words

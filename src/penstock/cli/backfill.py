@@ -89,10 +89,10 @@ def start_backfill(
                 source = reserved.source(SecretStr(records))  # the embedded store runs only now
             requests = _requests(source, sink, settings, table, where, start)
             store = Backfills(opened)
-            numbers = store.create(requests)
-            made = store.find(ids=numbers)
-            for each in made:
-                note_action(opened, "backfill", str(each.id), "start", each.asked)
+            with opened.transaction():
+                made = store.find(ids=store.create(requests))
+                for each in made:
+                    note_action(opened, "backfill", str(each.id), "start", each.asked)
     if as_json:
         typer.echo(json_text([dataclasses.asdict(each) for each in made]))
     for each in made:
@@ -211,8 +211,9 @@ def _command(
     with errors(), store_of(config, store_url) as store:
         backfills = Backfills(store)
         for number in numbers or [_the_only_one(backfills, command)]:
-            changed = backfills.command(number, command)
-            note_action(store, "backfill", str(number), command)
+            with store.transaction():
+                changed = backfills.command(number, command)
+                note_action(store, "backfill", str(number), command)
             typer.echo(f"{past} {changed}.")
 
 

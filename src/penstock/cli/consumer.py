@@ -63,7 +63,7 @@ def pause_consumer(
     from penstock.desired.actions import note_action, who
     from penstock.streams.pauses import pause_consumer as pause
 
-    with errors(), store_of(config, store_url) as store:
+    with errors(), store_of(config, store_url) as store, store.transaction():
         pause(store, name, who())
         note_action(store, "consumer", name, "pause")
     typer.echo(f"Paused {name}. What serves it does so within seconds.")
@@ -77,7 +77,7 @@ def resume_consumer(
     from penstock.desired.actions import note_action
     from penstock.streams.pauses import resume_consumer as resume
 
-    with errors(), store_of(config, store_url) as store:
+    with errors(), store_of(config, store_url) as store, store.transaction():
         resume(store, name)
         note_action(store, "consumer", name, "resume")
     typer.echo(f"Resumed {name}. What serves it does so within seconds.")
@@ -101,7 +101,7 @@ def rewind_consumer(
     from penstock.streams.nats_consumers import NatsConsumers
 
     place = _place(to)
-    with errors(), store_of(config, store_url) as store:
+    with errors(), store_of(config, store_url) as store, store.transaction():
         NatsConsumers(store).rewind(name, place)
         note_action(store, "consumer", name, "rewind", {"to": to})
     typer.echo(f"Rewound {name} to {to}. The run does so within seconds.")

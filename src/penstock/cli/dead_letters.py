@@ -222,11 +222,12 @@ def purge_letters(
         done: Counter[tuple[str, str]] = Counter()
         everything: list[tuple[str | None, str | None, int | None]] = [(sink, consumer, None)]
         chosen = [(letter.sink, letter.consumer, letter.id) for letter in named]
-        for of_sink, of_consumer, number in chosen or everything:
-            done[of_letters(of_sink, of_consumer)] += letters.store.letters.purge(
-                of_sink, of_consumer, number, replayed=replayed or None
-            )
-        _note(letters.store, "drop dead letters", +done)
+        with letters.store.transaction():
+            for of_sink, of_consumer, number in chosen or everything:
+                done[of_letters(of_sink, of_consumer)] += letters.store.letters.purge(
+                    of_sink, of_consumer, number, replayed=replayed or None
+                )
+            _note(letters.store, "drop dead letters", +done)
     count = done.total()
     typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")
 

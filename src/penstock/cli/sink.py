@@ -22,7 +22,7 @@ def pause(name: SinkName, config: ConfigFile = CONFIG, store_url: StoreUrl = Non
     from penstock.desired.actions import note_action, who
     from penstock.streams.pauses import pause_sink
 
-    with errors(), store_of(config, store_url) as store:
+    with errors(), store_of(config, store_url) as store, store.transaction():
         pause_sink(store, name, who())
         note_action(store, "sink", name, "pause")
     typer.echo(f"Paused {name}. The run does so within seconds.")
@@ -34,7 +34,7 @@ def resume(name: SinkName, config: ConfigFile = CONFIG, store_url: StoreUrl = No
     from penstock.desired.actions import note_action
     from penstock.streams.pauses import resume_sink
 
-    with errors(), store_of(config, store_url) as store:
+    with errors(), store_of(config, store_url) as store, store.transaction():
         resume_sink(store, name)
         note_action(store, "sink", name, "resume")
     typer.echo(f"Resumed {name}. The run does so within seconds.")

@@ -201,7 +201,7 @@ def _asking(
     from penstock.desired.actions import who
     from penstock.syncs.controls import SyncControls
 
-    with errors(), store_of(config, store_url) as store:
+    with errors(), store_of(config, store_url) as store, store.transaction():
         entity = _entity(store, name)
         id_ = None
         if collection is not None:

@@ -83,10 +83,11 @@ def trust(
             if not yes and not typer.confirm("Is this the bastion's own key, and to be trusted?"):
                 typer.echo("Nothing was changed.", err=True)
                 raise typer.Exit(1)
-            pin(store, name, shown)
             kind = "target" if name in found.config.targets else "source"
             details = {"fingerprint": fingerprint(shown)}
-            note_action(store, kind, name, "trust host key", details)
+            with store.transaction():
+                pin(store, name, shown)
+                note_action(store, kind, name, "trust host key", details)
         typer.echo("Pinned.")
 
 

@@ -54,8 +54,10 @@ def create_token(
         raise fail("a viewer consumes nothing: leave --consumer out, or --role viewer")
     with errors(), store_of(config, store_url) as store:
         known = [found.name for found in store.consumers()]
-        token = store.tokens.create(name, role, consumer or None)
-        note_action(store, "token", name, "create", {"role": role, "consumers": consumer or None})
+        with store.transaction():
+            token = store.tokens.create(name, role, consumer or None)
+            details = {"role": role, "consumers": consumer or None}
+            note_action(store, "token", name, "create", details)
     typer.echo(token)
     allowed = "every consumer" if not consumer else f"consumer {', '.join(consumer)}"
     if role == "viewer":
@@ -99,7 +101,7 @@ def revoke_token(
     """Make a token worthless, for ever."""
     from penstock.desired.actions import note_action
 
-    with errors(), store_of(config, store_url) as store:
+    with errors(), store_of(config, store_url) as store, store.transaction():
         if not store.tokens.revoke(name):
             live = {token.name: token.revoked_at is None for token in store.tokens.all()}
             if name in live:

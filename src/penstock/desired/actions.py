@@ -51,6 +51,8 @@ def note_action(
 ) -> None:
     """Add to the audit log what was done; raises `StoreError`.
 
+    Where that is done in the store alone, both are one transaction of it (`Store.transaction`).
+
     Args:
         store: Where it was done.
         kind: Of what it was done to: that of an entity, `token` or `backfill`.

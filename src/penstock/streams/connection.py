@@ -38,6 +38,7 @@ class StoreConnection:
     def __init__(self, url: str) -> None:
         self.url = url
         self._lock = threading.RLock()
+        self._depth = 0  # how often it is lent to the thread that has it
         self._connection: psycopg.Connection[Any] | None = None
 
     def close(self) -> None:
@@ -54,10 +55,14 @@ class StoreConnection:
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[psycopg.Connection[Any]]:
-        """Lend the connection, in autocommit mode; what psycopg raises becomes a `StoreError`."""
+        """Lend the connection, in autocommit mode; what psycopg raises becomes a `StoreError`.
+
+        A thread that has it may be lent it again, and is in the same transaction then.
+        """
         with self._lock:
+            self._depth += 1
             try:
-                if self._connection is not None and is_lost(self._connection):
+                if self._depth == 1 and self._connection is not None and is_lost(self._connection):
                     self._connection.close()
                     self._connection = None
                 if self._connection is None:
@@ -65,6 +70,14 @@ class StoreConnection:
                 yield self._connection
             except psycopg.Error as error:
                 raise store_error(error, self.url) from None
+            finally:
+                self._depth -= 1
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Have all that this thread does in the store meanwhile be one transaction."""
+        with self.lend() as connection, connection.transaction():
+            yield
 
     def rows(self, query: LiteralString | sql.Composed, values: Any = None) -> list[Any]:
         """Run a query and return its rows."""

@@ -47,6 +47,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url
         self._connection = StoreConnection(url)
+        self.transaction = self._connection.transaction
         self.letters = DeadLetters(self._connection)
         self.tokens = Tokens(self._connection)
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Action, Context, actor_of
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented
@@ -20,6 +20,7 @@ from penstock.backfill import tables
 from penstock.backfill.request import Backfill, BackfillRequest, Backfills, BackfillState, Command
 from penstock.config.consumers import storable
 from penstock.config.strict import DIGITS
+from penstock.desired.actions import note_action
 
 _BACKFILLS: Final = "/v1/backfills"
 _MAX_ID: Final = 2**63 - 1
@@ -138,11 +139,14 @@ def add(api: APIRouter, context: Context) -> None:
         ]  # fmt: skip
 
         def create() -> Sequence[Backfill]:
-            return backfills.find(ids=backfills.create(asked))
+            with context.store.transaction():
+                made = backfills.find(ids=backfills.create(asked))
+                for each in made:
+                    action = "backfill", str(each.id), "start", each.asked
+                    note_action(context.store, *action, by=actor_of(request))
+            return made
 
         made = await context.run(create)
-        for each in made:
-            await context.note(request, "backfill", str(each.id), "start", **each.asked)
         data = [_body(each) for each in made]
         return json_answer({"data": data, "warnings": selected.warnings}, 201)
 
@@ -165,8 +169,8 @@ def _add_command(
         responses=documented(409),
     )
     async def change(number: _Id, request: Request) -> Response:
-        changed = await context.run(backfills.command, number, command)
-        await context.note(request, "backfill", str(number), command)
+        done = Action("backfill", str(number), command)
+        changed = await context.act(request, done, backfills.command, number, command)
         return json_answer(_body(changed))
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Action, Context
 from penstock.api.manage.settings import source_of, target_of
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import body_of, json_answer, read_object
@@ -133,10 +133,8 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
                 f" {_fingerprint(str(found.host_key))}. If the bastion was replaced on purpose, send"
                 " `replace`.",
             )
-        await context.run(pin, context.store, found.owner, key)
-        await context.note(
-            request, kind, found.owner, "trust host key", fingerprint=_fingerprint(key)
-        )
+        done = Action(kind, found.owner, "trust host key", {"fingerprint": _fingerprint(key)})
+        await context.act(request, done, pin, context.store, found.owner, key)
         return await show(request)
 
     api.add_api_route(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from fastapi import Request
 
@@ -34,6 +34,15 @@ _TRIAL_THREADS: Final = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Action(NamedTuple):
+    """What the audit log has of an action: of what kind and name, what was done, and how."""
+
+    kind: str
+    name: str
+    action: str
+    details: Mapping[str, Any] | None = None
 
 
 class TrialRefusal(Exception):  # noqa: N818 - it is an answer
@@ -75,6 +84,11 @@ class Tools(Protocol):
         """End what the tools have started."""
 
 
+def actor_of(request: Request) -> Actor:
+    """Return whom the audit log names for a request."""
+    return Actor(grant_of(request).name, door_of(request))
+
+
 class Context:
     """The store at `url` and what serves it; calls that block run in threads of its own.
 
@@ -104,9 +118,27 @@ class Context:
     async def note(
         self, request: Request, kind: str, name: str, action: str, **details: Any
     ) -> None:
-        """Add to the audit log what a request has done."""
-        by = Actor(grant_of(request).name, door_of(request))
+        """Add to the audit log what a request has done outside the store's connection."""
+        by = actor_of(request)
         await self.run(note_action, self.store, kind, name, action, details, by=by)
+
+    async def act(
+        self,
+        request: Request,
+        action: Action,
+        call: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Return what a call does in `store`, and add it to the audit log: both, or neither."""
+
+        def both() -> T:
+            with self.store.transaction():
+                found = call(*args, **kwargs)
+                note_action(self.store, *action, by=actor_of(request))
+            return found
+
+        return await self.run(both)
 
     async def run_change(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a change gives, which may ask sources too: no read waits for it."""

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Action, Context, actor_of
 from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented, problem_of, wrong
@@ -22,7 +22,7 @@ from penstock.config.consumers import storable
 from penstock.config.settings import Config
 from penstock.config.strict import DIGITS, Flag, Whole
 from penstock.core.errors import PenstockError
-from penstock.desired.actions import of_letters
+from penstock.desired.actions import note_action, of_letters
 from penstock.streams.letters import Cause
 from penstock.streams.records import StoredLetter
 
@@ -226,9 +226,13 @@ def add(api: APIRouter, context: Context) -> None:
     @api.delete(f"{_LETTERS}/{{id}}", response_model=Success, summary="Delete a dead letter")
     async def drop_letter(number: _Id, request: Request) -> Response:
         letter = await letter_of(number)
-        if not await context.run(letters.purge, id=number):
-            raise Problem(404, f"There is no dead letter {number}.")
-        await note(request, "drop dead letter", letter.sink, letter.consumer, id=number)
+
+        def drop() -> None:
+            if not letters.purge(id=number):
+                raise Problem(404, f"There is no dead letter {number}.")
+
+        of = of_letters(letter.sink, letter.consumer)
+        await context.act(request, Action(*of, "drop dead letter", {"id": number}), drop)
         return Json(SUCCESS)
 
     @api.post(
@@ -286,16 +290,23 @@ def add(api: APIRouter, context: Context) -> None:
         selection = _Dropped.model_validate(await read_object(request))
         sink, consumer = await named(selection.sink, selection.consumer)
         selection.check()
-        count = 0
-        for number in selection.ids or (None,):
-            count += await context.run(
-                letters.purge, sink, consumer, number, replayed=selection.replayed or None,
-                code=selection.code, text=selection.text, through=selection.through,
-            )  # fmt: skip
-        if count:
-            details = _details(selection, count)
-            await note(request, "drop dead letters", sink, consumer, **details)
-        return json_answer({"dropped": count})
+
+        def drop() -> int:
+            with context.store.transaction():
+                count = sum(
+                    letters.purge(
+                        sink, consumer, number, replayed=selection.replayed or None,
+                        code=selection.code, text=selection.text, through=selection.through,
+                    )
+                    for number in selection.ids or (None,)
+                )  # fmt: skip
+                if count:
+                    action = *of_letters(sink, consumer), "drop dead letters"
+                    details = _details(selection, count)
+                    note_action(context.store, *action, details, by=actor_of(request))
+            return count
+
+        return json_answer({"dropped": await context.run(drop)})
 
 
 def _details(selection: _Selection, count: int) -> dict[str, Any]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Action, Context
 from penstock.api.manage.http_consumers import place
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of
@@ -24,8 +25,6 @@ from penstock.streams.nats_consumers import NO_CONSUMER, NatsConsumers
 
 _ALL: Final = "/v1/nats-consumers"
 _ONE: Final = f"{_ALL}/{{consumer}}"
-
-T = TypeVar("T")
 
 
 class Why(BaseModel):
@@ -69,10 +68,11 @@ def add(api: APIRouter, context: Context) -> None:
     """Add the endpoints to `api`."""
     consumers = NatsConsumers(context.store)
 
-    async def run(work: Callable[[str], T], text: str) -> T:
-        """Return what `work` does in the store for the consumer that a path has by its name or UUID."""
+    @contextlib.contextmanager
+    def found() -> Iterator[None]:
+        """Raise a `Problem` where there is no such consumer."""
         try:
-            return await context.run(work, await name_of(context, "consumer", text))
+            yield
         except StoreError as error:
             if error.code == NO_CONSUMER:
                 raise Problem(404, str(error)) from None
@@ -81,10 +81,10 @@ def add(api: APIRouter, context: Context) -> None:
     async def act(
         request: Request, action: str, work: Callable[[str], None], text: str, **details: Any
     ) -> Response:
-        """Do `work` for the consumer, and add it to the audit log."""
+        """Do `work` for the consumer that a path names, and add it to the audit log."""
         name = await name_of(context, "consumer", text)
-        await run(work, name)
-        await context.note(request, "consumer", name, action, **details)
+        with found():
+            await context.act(request, Action("consumer", name, action, details), work, name)
         return Json(SUCCESS)
 
     @api.get(_ALL, response_model=NatsConsumersBody, summary="List the NATS consumers")
@@ -96,7 +96,9 @@ def add(api: APIRouter, context: Context) -> None:
 
     @api.get(_ONE, response_model=NatsConsumerBody, summary="Show a NATS consumer")
     async def show_nats_consumer(consumer: str) -> Response:
-        return json_answer((await run(consumers.get, consumer)).body())
+        name = await name_of(context, "consumer", consumer)
+        with found():
+            return json_answer((await context.run(consumers.get, name)).body())
 
     @api.post(
         f"{_ONE}/pause",

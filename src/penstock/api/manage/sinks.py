@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.api.manage.access import grant_of
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Action, Context
 from penstock.api.manage.settings import name_of
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import SUCCESS, Json
@@ -30,12 +30,11 @@ def add(api: APIRouter, context: Context) -> None:
         """Do `work` for the sink that a path has by its name or UUID, and add it to the audit log."""
         name = await name_of(context, "sink", text)
         try:
-            await context.run(work, name)
+            await context.act(request, Action("sink", name, action), work, name)
         except StoreError as error:
             if error.code in _STATUSES:
                 raise Problem(_STATUSES[error.code], str(error)) from None
             raise
-        await context.note(request, "sink", name, action)
         return Json(SUCCESS)
 
     @api.post(

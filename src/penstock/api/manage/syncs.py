@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.manage.access import grant_of
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Action, Context
 from penstock.api.manage.settings import configured_of
 from penstock.api.problems import documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, read_object
@@ -64,8 +64,8 @@ def add(api: APIRouter, context: Context) -> None:
     )
     async def pause_sync(sync: str, request: Request) -> Response:
         found = await configured_of(context, "sync", sync)
-        await context.run(controls.pause, found.id, grant_of(request).name)
-        await context.note(request, "sync", found.name, "pause")
+        done = Action("sync", found.name, "pause")
+        await context.act(request, done, controls.pause, found.id, grant_of(request).name)
         return Json(SUCCESS)
 
     for action, summary, description, do in actions:
@@ -96,8 +96,8 @@ def _add_action(
         collection = None
         if asked.collection is not None:
             collection = _collection_of(found.settings, asked.collection)
-        await context.run(do, found.id, collection, grant_of(request).name)
-        await context.note(request, "sync", found.name, action, collection=collection)
+        done = Action("sync", found.name, action, {"collection": collection})
+        await context.act(request, done, do, found.id, collection, grant_of(request).name)
         return Json(SUCCESS)
 
 

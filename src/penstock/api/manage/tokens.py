@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.auth import Role
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Action, Context
 from penstock.api.manage.pages import Paged, paged
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
@@ -78,10 +78,10 @@ def add(api: APIRouter, context: Context) -> None:
             raise wrong(
                 "consumers", f"only a worker's token is for some: leave it out of {new.role}'s"
             )
-        secret = await context.run(context.store.tokens.create, new.name, new.role, new.consumers)
-        await context.note(
-            request, "token", new.name, "create", role=new.role, consumers=new.consumers
-        )
+        details = {"role": new.role, "consumers": new.consumers}
+        made = Action("token", new.name, "create", details)
+        create = context.store.tokens.create
+        secret = await context.act(request, made, create, new.name, new.role, new.consumers)
         for token in await context.run(context.store.tokens.all):
             if token.name == new.name:
                 return json_answer(
@@ -103,9 +103,12 @@ def add(api: APIRouter, context: Context) -> None:
         }
         if name not in named:
             raise Problem(404, f"There is no token {name!r}.")
-        if not await context.run(context.store.tokens.revoke, named[name]):
-            raise Problem(409, f"The token {name!r} is revoked already.")
-        await context.note(request, "token", named[name], "revoke")
+
+        def revoke() -> None:
+            if not context.store.tokens.revoke(named[name]):
+                raise Problem(409, f"The token {name!r} is revoked already.")
+
+        await context.act(request, Action("token", named[name], "revoke"), revoke)
         return Json(SUCCESS)
 
 
