@@ -136,6 +136,42 @@ def _until(client: httpx.Client, status: int) -> None:
     )
 
 
+def test_a_new_token_is_good_before_the_api_is_notified(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up when it is first seen; unknown ones cost the store one look in a while."""
+    looks = 0
+    read_once = auth.Tokens._read_once
+
+    async def counted(tokens: auth.Tokens) -> None:
+        nonlocal looks
+        looks += 1
+        await read_once(tokens)
+
+    monkeypatch.setattr(auth.Tokens, "_read_once", counted)
+    monkeypatch.setattr(auth, "_SECONDS", 3600.0)  # nor are they read without a notification
+    monkeypatch.setattr(auth, "_UNKNOWN_SECONDS", 0.0)
+    with Shop(database.url, ApiTools()) as shop:
+        for token, path, status in (
+            ("pst_a", "/v1/streams", 200),
+            ("pst_b", "/v1/http-consumers/nobody/next", 404),  # by the short way of workers
+        ):
+            database.execute(
+                "INSERT INTO penstock.tokens (name, hash, role) VALUES (%s, sha256(%s), 'admin')",
+                [token, token.encode()],
+            )
+            before = looks
+            with shop.api.as_bearer(token) as client:
+                assert client.get(path).status_code == status
+                assert client.get(path).status_code == status
+            assert looks == before + 1
+        monkeypatch.setattr(auth, "_UNKNOWN_SECONDS", 3600.0)
+        with shop.api.as_bearer("pst_wrong") as client:
+            for _ in range(50):
+                problem(client.get("/v1/streams"), 401)
+        assert looks == before + 1
+
+
 def test_a_revoked_token_is_bad_where_notifications_are_lost(
     shop: Shop, database: Database
 ) -> None:

@@ -1,7 +1,8 @@
 """Bearer tokens, and the gate that every request of the API comes through.
 
 All tokens of the store are held here by their hash, and read again as soon as one changes, and
-every few seconds in any case, so that no request reads the store for its token.
+every few seconds in any case, so that no request reads the store for its token. One that is unknown may
+just have been made: the tokens are read once more before it is refused, once a second at most.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from penstock.streams.names import CHANNEL
 _SECONDS: Final = 5.0  # between two readings of the tokens
 _RETRY_SECONDS: Final = 1.0
 _STALE: Final = 15.0  # tokens that were read longer ago grant nothing
+_UNKNOWN_SECONDS: Final = 1.0  # between two readings for tokens that are unknown
 
 log = structlog.get_logger("penstock.api")
 
@@ -58,6 +60,9 @@ class KnownTokens:
         self._url = url
         self._grants: dict[bytes, Grant] = {}
         self._read_at = float("-inf")
+        self._reading = asyncio.Lock()  # an older reading replaces no newer one
+        self._looked_at = float("-inf")
+        self._look: asyncio.Task[None] | None = None
         self._answered = asyncio.Event()
         self.error: StoreError | None = None
         """Why they can't be read now."""
@@ -70,28 +75,52 @@ class KnownTokens:
 
     async def close(self) -> None:
         """Stop reading."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._look) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def fresh(self) -> bool:
         """Whether the tokens were read lately."""
         return time.monotonic() - self._read_at < _STALE
 
-    def grant(self, authorization: bytes | None) -> Grant:
+    async def grant(self, authorization: bytes | None) -> Grant:
         """Return what a request with this Authorization header may do; raises `Problem`."""
         scheme, _, token = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not token:
             raise _unauthorized("Give a token as the header `Authorization: Bearer pst_…`")
         if not self.fresh:
             raise Problem(503, "The store does not answer.", headers={"Retry-After": "1"})
-        grant = self._grants.get(hashlib.sha256(token.strip()).digest())
+        hashed = hashlib.sha256(token.strip()).digest()
+        grant = self._grants.get(hashed)
+        if grant is None:
+            await self._look_again()
+            grant = self._grants.get(hashed)
         if grant is None:
             raise _unauthorized(
                 "This token is unknown or revoked; `penstock token create` makes one"
             )
         return grant
+
+    async def _look_again(self) -> None:
+        """Read the tokens, for all requests that wait for it, unless that was done lately."""
+        under_way = self._look is not None and not self._look.done()
+        if not under_way:
+            if time.monotonic() - self._looked_at < _UNKNOWN_SECONDS:
+                return
+            self._looked_at = time.monotonic()
+            self._look = asyncio.create_task(self._read_once())
+        assert self._look is not None  # noqa: S101 - made above
+        await asyncio.shield(self._look)
+
+    async def _read_once(self) -> None:
+        with contextlib.suppress(psycopg.Error, TimeoutError):  # the other reading reports it
+            async with (
+                asyncio.timeout(_SECONDS),
+                await connect_async(self._url, application_name="penstock token") as connection,
+            ):
+                await self._read(connection)
 
     async def _follow(self) -> None:
         while True:
@@ -118,12 +147,13 @@ class KnownTokens:
         self.error = error
 
     async def _read(self, connection: AsyncConnection) -> None:
-        cursor = await connection.execute(load("penstock.api", "auth.sql")["tokens"])
-        self._grants = {
-            hashed: Grant(name, role, None if consumers is None else frozenset(consumers))
-            async for hashed, name, role, consumers in cursor
-        }
-        self._read_at = time.monotonic()
+        async with self._reading:
+            cursor = await connection.execute(load("penstock.api", "auth.sql")["tokens"])
+            self._grants = {
+                hashed: Grant(name, role, None if consumers is None else frozenset(consumers))
+                async for hashed, name, role, consumers in cursor
+            }
+            self._read_at = time.monotonic()
         self._answered.set()
         if self.error is not None:
             self.error = None
@@ -146,7 +176,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            scope["grant"] = self._tokens.grant(authorization(scope))
+            scope["grant"] = await self._tokens.grant(authorization(scope))
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return

@@ -51,7 +51,7 @@ class Shortcut:
         scope["path_params"] = {parameter: parts[3]}
         request = Request(scope, receive, send)
         try:
-            scope["grant"] = self._tokens.grant(authorization(scope))
+            scope["grant"] = await self._tokens.grant(authorization(scope))
             response = await endpoint(request)
         except ClientDisconnect:
             return True

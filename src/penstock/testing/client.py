@@ -28,6 +28,9 @@ class InMemoryTokens(KnownTokens):
         super().__init__("")
         self._read_at = float("inf")
 
+    async def _read_once(self) -> None:
+        """Read nothing: all are known here."""
+
     def create(self, role: Role, consumers: Iterable[str] | None) -> str:
         """Return a new token; a worker's is for these consumers alone, None stands for all."""
         token = f"pst_{secrets.token_hex(16)}"

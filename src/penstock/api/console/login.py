@@ -41,7 +41,7 @@ async def begin(console: Console, request: Request) -> Response:
     if not token:
         return _form(request, wanted, "Give a token: it begins with pst_.", 422)
     try:
-        grant = console.tokens.grant(b"Bearer " + token.encode())
+        grant = await console.tokens.grant(b"Bearer " + token.encode())
     except Problem as problem:
         return _form(request, wanted, problem.detail, problem.status)
     if grant.role == "worker":
