@@ -49,6 +49,7 @@ store: ${STORE_URL}
 spark:
   master: local[2]
 """
+HANDED_OVER = "the slot is handed over"
 NEW = {"type": "nats", "source": "shop", "url": "${NATS_URL}", "subject": "following.new"}
 
 
@@ -168,6 +169,7 @@ class Load(threading.Thread):
 def test_a_new_sink_joins_and_others_miss_nothing(following: Following) -> None:
     following.without_new()
     stock = following.starts("stock")
+    handed_over = len(following.events(HANDED_OVER))
     following.shop.execute("INSERT INTO items VALUES (0, 0)")
     load = Load(following.shop, 1)
     following.wait_for(lambda: load.last > 50, "writing")
@@ -185,7 +187,12 @@ def test_a_new_sink_joins_and_others_miss_nothing(following: Following) -> None:
     assert following.changes("follow.orders") == [0, *written]
     new = following.changes("following.new")
     assert new == list(range(new[0], written[-1] + 1))
+    # One run has followed the other with no pause in between, and nothing else was begun anew.
     assert following.starts("stock") == stock
+    (handed,) = following.events(HANDED_OVER)[handed_over:]
+    assert (handed["source"], handed["in_order"]) == ("shop", True)
+    sources = following.pipeline.status()["sources"]
+    assert [of["restarts"] for of in sources.values()] == [0] * len(sources)
     count = len(following.records("follow.orders"))
     following.wait_for(
         lambda: following.pipeline.status()["sinks"]["orders"]["delivered"] >= count, "counted"
