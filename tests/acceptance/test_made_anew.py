@@ -25,9 +25,10 @@ from .test_follow import Load
 CONFIG = """\
 store: ${SHOP_URL}
 sources:
-  shop:
+  shop: &database
     type: postgres
     url: ${SHOP_URL}
+  other: *database
 sinks:
   plain:
     type: nats
@@ -35,7 +36,7 @@ sinks:
     url: ${NATS_URL}
     subject: anew.plain
   one: {type: stream, source: shop, actions: [update]}
-  two: {type: stream, source: shop, actions: [update]}
+  two: {type: stream, source: TWO, actions: [update]}
 consumers:
   mail:
     type: nats
@@ -80,6 +81,9 @@ class Rig:
         at = self.load.last
         self.wait_for(lambda: self.load.last > at + 20, "writing")
 
+    def starts(self) -> list[dict[str, Any]]:
+        return [e for e in self.events("started") if e.get("step") == "sinks"]
+
     def states(self, name: str) -> list[int]:
         """Return the states of row 0 that came to a JetStream stream, in their order."""
         records = [json.loads(m.data)["record"] for m in self._nats.messages(f"ANEW_{name}")]
@@ -88,11 +92,16 @@ class Rig:
 
 @pytest.fixture
 def rig(
-    database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
+    database: Database,
+    nats: JetStream,
+    nats_server: EmbeddedNats,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Rig]:
+    """A run whose stream `two` is of the source that the test names."""
     database.execute("CREATE TABLE items (id bigint PRIMARY KEY, price numeric)")
     database.execute("INSERT INTO items VALUES (0, 0)")
-    (tmp_path / "penstock.yaml").write_text(CONFIG)
+    (tmp_path / "penstock.yaml").write_text(CONFIG.replace("TWO", request.param))
     environment = {"SHOP_URL": database.url, "NATS_URL": nats_server.url}
     with ExitStack() as stack:
         for name in ("plain", "mail", "direct"):
@@ -106,6 +115,7 @@ def rig(
         yield Rig(run, state, nats, load)
 
 
+@pytest.mark.parametrize("rig", ["shop"], indirect=True)
 def test_the_others_go_on_while_an_entity_is_made_anew(rig: Rig) -> None:
     rig.wait_for(lambda: len(rig.states("mail")) > 20, "publishing")
     rig.write("consumer", "mail", MAIL)  # another stream
@@ -129,19 +139,38 @@ def test_the_others_go_on_while_an_entity_is_made_anew(rig: Rig) -> None:
     handed_over = rig.events("the slot is handed over")
     print([e["ms"] for e in handed_over], [e["prepared"] for e in rig.events(REPLACED)])
     assert [e["in_order"] for e in handed_over] == [True] * rig.steps
-    starts = [e for e in rig.events("started") if e.get("step") == "sinks"]
-    assert len(starts) == 1 + rig.steps
+    rig.wait_for(lambda: len(rig.starts()) > rig.steps, "started")
+    assert len(rig.starts()) == 1 + rig.steps
     assert rig.states("plain") == written
     # The consumer has published all of three streams: of one up to its change, and of two twice.
-    mail, count = rig.states("mail"), len(written)
+    mail = rig.states("mail")
     first = mail.index(1, 1)
     second = mail.index(1, first + 1)
     assert mail[:first] == written[:first]
     assert mail[first:second] == written[: second - first]
-    assert mail[second:] == written, count
+    assert mail[second:] == written
     direct = rig.states("direct")
     assert direct == sorted(set(direct))
     assert direct[-10:] == written[-10:]
+    assert rig.run.stop() == 0
+
+
+@pytest.mark.parametrize("rig", ["other"], indirect=True)
+def test_a_consumer_moves_to_a_stream_of_another_source(rig: Rig) -> None:
+    """The one source's run lets it go, and only then the other's takes it."""
+    rig.wait_for(lambda: len(rig.states("mail")) > 20, "publishing")
+    rig.write("consumer", "mail", MAIL)
+    rig.await_steps(2)
+    written = rig.load.stop()
+    rig.wait_for(lambda: rig.states("plain")[-1:] == written[-1:], "at the end")
+    rig.wait_for(lambda: rig.states("mail")[-1:] == written[-1:], "at the end of the other")
+    assert {e["source"] for e in rig.events("the slot is handed over")} == {"shop", "other"}
+    assert rig.states("plain") == written
+    mail = rig.states("mail")
+    second = mail.index(1, 1)
+    assert mail[:second] == written[:second]
+    assert mail[second:] == written
+    assert rig.run.status()["problems"] == []
     assert rig.run.stop() == 0
 
 
