@@ -202,11 +202,13 @@ Secrets = Annotated[tuple[SecretStr, ...], Field(max_length=2), AfterValidator(_
 class WebhookTarget(StrictModel):
     """What a target gives its webhooks beside their URL and headers; only stored, never shown.
 
-    `ca` is the PEM text of the CA that signed the endpoint's certificate.
+    `ca` is the PEM text of the CA that signed the endpoint's certificate, `identity` that of the
+    certificate that it is shown, and of its key.
     """
 
     name: str
     ca: str | None = None
+    identity: SecretStr | None = None
     bastion: BastionSettings | None = None
 
 

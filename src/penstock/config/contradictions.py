@@ -130,6 +130,7 @@ def of_targets(
             bastion_of(name, target)
             if isinstance(target, HttpTarget):
                 target.ca()
+                target.identity()
         except ValueError as error:
             yield ("targets", name), str(error)
     for name, source in sources.items():

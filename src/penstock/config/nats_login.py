@@ -139,10 +139,16 @@ def check_login(settings: BaseModel, user: str = "user", tls: str = "tls") -> No
     if len(ways) > 1:
         raise ValueError(f"{', '.join(ways)}: use one way to log in, not {len(ways)}")
     for one, other in ((user, "password"), ("tls_cert", "tls_key")):
-        if len(lacking := {one, other} - given) == 1:
-            raise ValueError(f"{lacking.pop()} is missing: {one} and {other} go together")
+        check_pair(settings, one, other)
     if getattr(settings, tls) is False and given & {"tls_ca_cert", "tls_cert"}:
         raise ValueError(f"{tls} is false, but tls_ca_cert or tls_cert is set: remove one of them")
+
+
+def check_pair(settings: BaseModel, one: str, other: str) -> None:
+    """Raise `ValueError` where `settings` have one of two keys alone."""
+    lacking = [key for key in (one, other) if getattr(settings, key) is None]
+    if len(lacking) == 1:
+        raise ValueError(f"{lacking[0]} is missing: {one} and {other} go together")
 
 
 def redact(url: str) -> str:

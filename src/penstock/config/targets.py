@@ -7,10 +7,10 @@ A sink or a webhook that names a target takes from it what it would have as keys
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from penstock.config.bastion import Bastion, BastionSettings
 from penstock.config.consumers import (
@@ -20,7 +20,7 @@ from penstock.config.consumers import (
     WebhookTarget,
     check_url,
 )
-from penstock.config.nats_login import NatsLogin
+from penstock.config.nats_login import NatsLogin, check_pair
 from penstock.config.strict import StrictModel
 
 _OF_TARGET: Final = tuple(NatsLogin.model_fields)
@@ -48,6 +48,9 @@ class HttpTarget(StrictModel):
     """What requests are signed with, where the webhook has no secrets of its own."""
     tls_ca_cert: Path | None = None
     """The CA that signed the endpoint's certificate, if it is none that the system knows."""
+    tls_cert: Path | None = None
+    """The certificate that is shown to an endpoint which demands one."""
+    tls_key: Path | None = None
     bastion: BastionSettings | None = None
 
     @field_validator("url")
@@ -58,15 +61,28 @@ class HttpTarget(StrictModel):
             raise ValueError("a target's URL has no query: write it into the webhook's `path`")
         return url
 
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        check_pair(self, "tls_cert", "tls_key")
+        return self
+
     def ca(self) -> str | None:
         """Return the text of `tls_ca_cert`; raises `ValueError` where it can't be read."""
-        if self.tls_ca_cert is None:
+        return None if self.tls_ca_cert is None else _pem("tls_ca_cert", self.tls_ca_cert)
+
+    def identity(self) -> SecretStr | None:
+        """Return the texts of `tls_cert` and `tls_key`; raises `ValueError` as `ca` does."""
+        if self.tls_cert is None or self.tls_key is None:
             return None
-        try:
-            return self.tls_ca_cert.expanduser().read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no PEM file"
-            raise ValueError(f"tls_ca_cert {self.tls_ca_cert} cannot be read: {why}") from None
+        return SecretStr(f"{_pem('tls_cert', self.tls_cert)}\n{_pem('tls_key', self.tls_key)}")
+
+
+def _pem(key: str, path: Path) -> str:
+    try:
+        return path.expanduser().read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no PEM file"
+        raise ValueError(f"{key} {path} cannot be read: {why}") from None
 
 
 Target = NatsTarget | HttpTarget
@@ -101,6 +117,8 @@ def joined_webhook(consumer: WebhookConsumer, name: str, target: HttpTarget) -> 
             "url": SecretStr(url),
             "headers": headers | consumer.headers,
             "secrets": consumer.secrets or target.secrets,
-            "via": WebhookTarget(name=name, ca=target.ca(), bastion=bastion),
+            "via": WebhookTarget(
+                name=name, ca=target.ca(), identity=target.identity(), bastion=bastion
+            ),
         }
     )

@@ -17,11 +17,13 @@ from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote, urlsplit
 
 import httptools
+from pydantic import SecretStr
 
 from penstock import __version__
 from penstock.bastion.tunnel import tunnel_to
 from penstock.config.bastion import Bastion
 from penstock.core.errors import BastionError
+from penstock.core.tls import client_context
 from penstock.push.addresses import resolve
 from penstock.push.errors import EndpointError
 from penstock.push.quoting import KEPT_BYTES
@@ -48,6 +50,7 @@ class Endpoint:
         headers: Sent with each request.
         allow_private: Whether its host may be at an address that is not public.
         ca: The PEM text of the CA that signed its certificate; None: those that the system knows.
+        identity: The PEM text of the certificate that it is shown, with its key; None: it is shown none.
         bastion: Gives the bastion that it lies behind, asked at each new connection; None: there is
             none. Its name then stands for an address there, which may be private.
     """
@@ -59,6 +62,7 @@ class Endpoint:
         *,
         allow_private: bool,
         ca: str | None = None,
+        identity: SecretStr | None = None,
         bastion: Callable[[], Awaitable[Bastion]] | None = None,
     ) -> None:
         parts = urlsplit(url)
@@ -66,7 +70,7 @@ class Endpoint:
         self._port = parts.port or _PORTS[parts.scheme]
         self._tls = parts.scheme == "https"
         self._allow_private = allow_private
-        self._ca = ca
+        self._trust = ca, identity
         self._bastion = bastion
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
@@ -159,7 +163,7 @@ class Endpoint:
                         _Connection,
                         address,
                         self._port,
-                        ssl=_tls(self._ca) if self._tls else None,
+                        ssl=_tls(*self._trust) if self._tls else None,
                         server_hostname=self._host if self._tls else None,
                     )
             except (OSError, TimeoutError) as error:
@@ -179,7 +183,7 @@ class Endpoint:
         try:
             sock.setblocking(False)
             _, connection = await asyncio.get_running_loop().create_unix_connection(
-                _Connection, sock=sock, ssl=_tls(self._ca) if self._tls else None,
+                _Connection, sock=sock, ssl=_tls(*self._trust) if self._tls else None,
                 server_hostname=self._host if self._tls else None,
             )  # fmt: skip
         except OSError as error:
@@ -296,8 +300,8 @@ class _Connection(asyncio.Protocol):
 
 
 @functools.cache
-def _tls(ca: str | None) -> ssl.SSLContext:
-    return ssl.create_default_context(cadata=ca)
+def _tls(ca: str | None, identity: SecretStr | None) -> ssl.SSLContext:
+    return client_context(ca, identity)
 
 
 def _ascii(netloc: str) -> str:

@@ -12,6 +12,7 @@ from penstock.config.bastion import Bastion
 from penstock.config.nats import NatsSinkConfig
 from penstock.config.targets import HttpTarget, NatsTarget, Target
 from penstock.core.errors import BastionError, SinkError, TargetError
+from penstock.core.tls import client_context
 from penstock.sinks.nats.client import connect_first
 
 _SECONDS: Final = 10.0
@@ -64,14 +65,14 @@ def _http(target: HttpTarget, bastion: Bastion | None, timeout: float) -> Reache
         with sock:
             sock.settimeout(timeout)
             if parts.scheme == "https":
-                context = ssl.create_default_context(cadata=target.ca())
+                context = client_context(target.ca(), target.identity())
                 context.wrap_socket(sock, server_hostname=host).close()
     except ssl.SSLError as error:
         why = getattr(error, "verify_message", "") or error.reason or "the connection ended"
         raise TargetError(
             "tls_failed",
             f"{where}: TLS failed: {why}.",
-            remedy="Correct the target's url or its tls_ca_cert.",
+            remedy="Correct the target's url, its tls_ca_cert, or its tls_cert and tls_key.",
         ) from None
     except OSError as error:
         refused = isinstance(error, ConnectionRefusedError)

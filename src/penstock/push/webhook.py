@@ -63,10 +63,12 @@ class Webhook:
         self._consumer = consumer
         self._settings = settings
         self._size = settings.batch_size if settings.batch else 1
+        via = settings.via
         headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
         self._endpoint = Endpoint(
             settings.url.get_secret_value(), headers, allow_private=settings.allow_private,
-            ca=None if settings.via is None else settings.via.ca, bastion=bastion,
+            ca=None if via is None else via.ca,
+            identity=None if via is None else via.identity, bastion=bastion,
         )  # fmt: skip
         self._quoting = Quoting(settings)
         self._signer = Signer([secret.get_secret_value() for secret in settings.secrets])

@@ -35,7 +35,7 @@ _SECRETS: Final[dict[str, tuple[str, ...]]] = {
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "nats": ("url", "user", "password", "token", "nkey_seed", "credentials_file", "tls_ca_cert",
              "tls_cert", "tls_key"),
-    "http": ("url", "tls_ca_cert"),
+    "http": ("url", "tls_ca_cert", "tls_cert", "tls_key"),
 }  # fmt: skip
 """The keys that a form has as fields of one line; an HTTP target's headers and secrets have lines."""
 

@@ -61,6 +61,7 @@ async def target_of(context: Context, text: str) -> tuple[Target, Bastion | None
         bastion = bastion_of(name, target)
         if isinstance(target, HttpTarget):
             target.ca()
+            target.identity()
     except ValueError as error:
         raise _unreachable("target", name, error) from None
     if bastion is None:
