@@ -141,14 +141,14 @@ def test_a_new_token_is_good_before_the_api_is_notified(
 ) -> None:
     """It is looked up when it is first seen; unknown ones cost the store one look in a while."""
     looks = 0
-    read_once = auth.Tokens._read_once
+    read_once = auth.KnownTokens._read_once
 
-    async def counted(tokens: auth.Tokens) -> None:
+    async def counted(tokens: auth.KnownTokens) -> None:
         nonlocal looks
         looks += 1
         await read_once(tokens)
 
-    monkeypatch.setattr(auth.Tokens, "_read_once", counted)
+    monkeypatch.setattr(auth.KnownTokens, "_read_once", counted)
     monkeypatch.setattr(auth, "_SECONDS", 3600.0)  # nor are they read without a notification
     monkeypatch.setattr(auth, "_UNKNOWN_SECONDS", 0.0)
     with Shop(database.url, ApiTools()) as shop:
