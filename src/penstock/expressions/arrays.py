@@ -78,7 +78,7 @@ def _named(item: Expr) -> tuple[str, str]:
     """Return the type and the text of `date '…'` and `'…'::date`; without a type where it is neither."""
     if isinstance(item.value, TypedLiteral):
         return item.value.type.name, item.value.text
-    assert isinstance(item.value, TypeName)  # noqa: S101
+    assert isinstance(item.value, TypeName)  # noqa: S101 - for the type checker
     (of,) = item.args
     sign = ""
     if of.op == "neg":

@@ -96,7 +96,7 @@ def literal(text: str | None, to: Type, position: int) -> Node:
         raise ExpressionError(position, f"{text[:50]!r} is not {to}: {error}") from None
     node = Node("literal", to, value=value)
     if to.kind is Kind.NUMERIC:
-        assert isinstance(value, Decimal)  # noqa: S101
+        assert isinstance(value, Decimal)  # noqa: S101 - for the type checker
         return Node("literal", numeric_type(value), value=value)
     return node
 

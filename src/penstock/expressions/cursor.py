@@ -20,7 +20,7 @@ _UNITS: Final = frozenset({"year", "month", "day", "hour", "minute", "second"})
 _LENGTH: Final = re.compile(r"[0-9]{1,8}")
 
 
-class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]
+class Cursor(Dialect.Parser):  # type: ignore[misc, valid-type]  # made by a metaclass
     """sqlglot's parser, with words instead of token types."""
 
     _nested: int

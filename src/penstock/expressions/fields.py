@@ -284,7 +284,7 @@ class _Leaf:
         # A message has null for a column that is null, and for JSON's null.
         if self._walk is None and raw == b"null":
             return None
-        assert self._probe is not None  # noqa: S101
+        assert self._probe is not None  # noqa: S101 - for the type checker
         return self._probe(raw)
 
 

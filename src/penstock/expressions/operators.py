@@ -178,7 +178,7 @@ def like_pattern(pattern: str, escape: Value, position: int) -> str:
             following = next(characters, None)
             if following is None:
                 raise ExpressionError(position, "the pattern ends with its escape character")
-            character = following  # noqa: PLW2901
+            character = following  # noqa: PLW2901 - the escaped one
         escaped = character == "\\" or (literal and character in "%_")
         out.append(f"\\{character}" if escaped else character)
     return "".join(out)

@@ -64,7 +64,7 @@ class Typer:
         """Return the typed node; raises `ExpressionError`."""
         match expr.op:
             case "reference":
-                assert isinstance(expr.value, Reference)  # noqa: S101
+                assert isinstance(expr.value, Reference)  # noqa: S101 - for the type checker
                 type_ = self._names.type(expr.value, expr.position)
                 field = Field(expr.value, type_, self._names.lacking(expr.value))
                 return Node("field", type_, value=field)
@@ -100,7 +100,7 @@ class Typer:
             case "case":
                 return self._case(expr)
             case "cast":
-                assert isinstance(expr.value, TypeName)  # noqa: S101
+                assert isinstance(expr.value, TypeName)  # noqa: S101 - for the type checker
                 return cast(self.node(expr.args[0]), expr.value, expr.position)
         return self._operator(expr)
 
@@ -147,7 +147,7 @@ class Typer:
             raise ExpressionError(
                 value.position, f"{expr.op} sees the blanks of a char(n) in this; cast it by ::text"
             )
-        assert isinstance(pattern.value, str)  # noqa: S101
+        assert isinstance(pattern.value, str)  # noqa: S101 - for the type checker
         if not is_like:
             return self._matches(expr, node, pattern.value)
         escaped = operators.like_pattern(pattern.value, expr.value, pattern.position)
@@ -156,7 +156,7 @@ class Typer:
 
     def _matches(self, expr: Expr, node: Node, pattern: str) -> Node:
         escape = expr.value
-        assert escape is None or isinstance(escape, str)  # noqa: S101
+        assert escape is None or isinstance(escape, str)  # noqa: S101 - for the type checker
         folded = node.type.folded or expr.op == "~*"
         try:
             if expr.op == "similar to":
@@ -202,7 +202,7 @@ class Typer:
 
     def member(self, expr: Expr, type_: Type, *more: str) -> Node:
         """Return a part of a column's JSON as a field of a type."""
-        assert isinstance(expr.value, Reference)  # noqa: S101
+        assert isinstance(expr.value, Reference)  # noqa: S101 - for the type checker
         self._names.check_json(expr.value, expr.position, *more)
         return Node("field", type_, value=Field(expr.value, type_, self._names.lacking(expr.value)))
 
@@ -231,7 +231,7 @@ class Typer:
         if expr.op != "@>":
             return expr.op in arrays.OPERATORS
         column, literal = expr.args
-        assert isinstance(column.value, Reference)  # noqa: S101
+        assert isinstance(column.value, Reference)  # noqa: S101 - for the type checker
         return literal.op == "array" or self._names.is_array(column.value)
 
     def element(self, expr: Expr) -> Type:
@@ -242,7 +242,7 @@ class Typer:
 
     def ask(self, expr: Expr, op: str, text: str) -> Node:
         """Return what a probe gives of a column."""
-        assert isinstance(expr.value, Reference)  # noqa: S101
+        assert isinstance(expr.value, Reference)  # noqa: S101 - for the type checker
         type_ = probes.RESULTS[op]
         lacking = self._names.lacking(expr.value)
         return Node("field", type_, value=Field(expr.value, type_, lacking, (op, text)))
@@ -267,7 +267,7 @@ def _presence(node: Node) -> Node:
 
 
 def _number(expr: Expr) -> Node:
-    assert isinstance(expr.value, str)  # noqa: S101
+    assert isinstance(expr.value, str)  # noqa: S101 - for the type checker
     if expr.value.isdigit() and len(expr.value) < 20 and int(expr.value) < 1 << 63:
         return Node("literal", INT, value=int(expr.value))
     try:
@@ -279,7 +279,7 @@ def _number(expr: Expr) -> Node:
 
 
 def _typed_literal(expr: Expr) -> Node:
-    assert isinstance(expr.value, TypedLiteral)  # noqa: S101
+    assert isinstance(expr.value, TypedLiteral)  # noqa: S101 - for the type checker
     name, text = expr.value.type.name, expr.value.text
     if name == "numeric":
         node = Node("unknown", TEXT, value=text)

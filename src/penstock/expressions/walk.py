@@ -51,7 +51,7 @@ def _step(step: str | int) -> Callable[[Json], Json | None]:
 
     def member(raw: Json) -> Json | None:
         try:
-            found: Json | None = decode(raw).m  # type: ignore[attr-defined]
+            found: Json | None = decode(raw).m  # type: ignore[attr-defined]  # of a struct made above
         except msgspec.ValidationError:
             return None
         return found

@@ -91,7 +91,7 @@ class _Translator:
     def _bad(self, expr: Expr) -> str:
         match expr.op:
             case "reference" | "json" | "json text":
-                assert isinstance(expr.value, Reference)  # noqa: S101
+                assert isinstance(expr.value, Reference)  # noqa: S101 - for the type checker
                 return self._lacks(expr.value)
             case "case":
                 return self._bad_case(expr)
@@ -146,7 +146,7 @@ class _Translator:
         op, args = expr.op, expr.args
         match op:
             case "reference" | "json text":
-                assert isinstance(expr.value, Reference)  # noqa: S101
+                assert isinstance(expr.value, Reference)  # noqa: S101 - for the type checker
                 return value_of(expr.value, self._node(expr).type)
             case "string":
                 return quoted(str(expr.value))
@@ -158,7 +158,7 @@ class _Translator:
                 text = str(expr.value)
                 return f"{text}::bigint" if text.isdigit() and len(text) < 19 else text
             case "typed":
-                assert isinstance(expr.value, TypedLiteral)  # noqa: S101
+                assert isinstance(expr.value, TypedLiteral)  # noqa: S101 - for the type checker
                 return f"CAST({quoted(expr.value.text)} AS {expr.value.type})"
             case "and" | "or":
                 return "(" + f" {op.upper()} ".join(self.condition(arg) for arg in args) + ")"
@@ -208,7 +208,7 @@ class _Translator:
         return self._arithmetic(expr)
 
     def _document(self, expr: Expr) -> str:
-        assert isinstance(expr.value, Reference)  # noqa: S101
+        assert isinstance(expr.value, Reference)  # noqa: S101 - for the type checker
         return document_of(expr.value)
 
     def _present(self, expr: Expr) -> str:
@@ -259,7 +259,7 @@ class _Translator:
 
     def _cast(self, expr: Expr) -> str:
         (arg,), to = expr.args, expr.value
-        assert isinstance(to, TypeName)  # noqa: S101
+        assert isinstance(to, TypeName)  # noqa: S101 - for the type checker
         if to.name in ("text", "varchar", "char"):
             text = self._text_form(arg)
             return f"({text})::{to}" if to.name != "text" else f"({text})"

@@ -78,7 +78,7 @@ def compile(typed: Typed, leaf: Leaf) -> Compiled:  # noqa: A001 - the word for 
         bad = _Part(F.lit(True), 1)
     elif bad == _NEVER:
         bad = _Part(F.lit(False), 1)
-    assert isinstance(bad, _Part)  # noqa: S101
+    assert isinstance(bad, _Part)  # noqa: S101 - for the type checker
     return Compiled(value.column, bad.column, _checked(value.size + bad.size))
 
 
@@ -287,7 +287,7 @@ class _Compiler:
                 continue
             value = self.value(operand)
             null = _Part(value.column.isNull(), value.size + 1)
-            parts.append(null if bad == _ALWAYS else _balanced([null, bad], Column.__and__))  # type: ignore[list-item]
+            parts.append(null if bad == _ALWAYS else _balanced([null, bad], Column.__and__))  # type: ignore[list-item]  # a lazy Column
         return _balanced(parts, Column.__or__) if parts else None
 
     def _bad_case(self, node: Node) -> _Bad:

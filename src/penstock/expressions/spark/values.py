@@ -48,12 +48,12 @@ def literal(value: Constant, type_: Type) -> Column:
     match type_.kind:
         case Kind.NUMERIC:
             # With the digits of the type, not of the value.
-            assert isinstance(value, Decimal | int)  # noqa: S101
+            assert isinstance(value, Decimal | int)  # noqa: S101 - for the type checker
             return F.lit(str(value)).try_cast(type_.spark)
         case Kind.INT:
             return F.lit(value).cast("bigint")
         case Kind.INTERVAL:
-            assert isinstance(value, Span)  # noqa: S101
+            assert isinstance(value, Span)  # noqa: S101 - for the type checker
             return F.lit(value.comparable).cast("bigint")
         case Kind.DATE:
             return F.date_from_unix_date(F.lit(value))
