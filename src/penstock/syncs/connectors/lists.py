@@ -119,7 +119,7 @@ class ListReader:
                 continue
             if moved is None:
                 return
-            at, request, shifts = moved, None, 0
+            at, request = moved, None
 
     def _resumed(
         self, session: Session, at: str | None, request: Json | None
@@ -201,11 +201,11 @@ class ListReader:
         try:
             for page in pages:
                 objects = list(page)
-                if anchor is not None and (not objects or self._anchor(objects[0]) != anchor):
+                if anchor is not None and (not objects or self._id(objects[0]) != anchor):
                     raise _ShiftedError
                 following = None
                 if pager.has_next_page:
-                    anchor = self._anchor(objects[-1]) if pager.steps_back else None
+                    anchor = self._id(objects[-1]) if pager.steps_back else None
                     state = pager.state(page.request, self._hidden)
                     following = {"at": at, "request": {**state, "anchor": anchor}}
                 yield ListPage(objects, following)
@@ -222,13 +222,9 @@ class ListReader:
                 "refused", f"The next page can't be asked for: {type(error).__name__}."
             ) from None
 
-    def _anchor(self, raw: msgspec.Raw) -> str | None:
-        """Return an object's id, with its cursor: one that has changed may stand anywhere else."""
+    def _id(self, raw: msgspec.Raw) -> str | None:
         try:
-            *parts, last = self._fields.read(raw)
-            if self._incremental is None:
-                return key_of([*parts, last], self._key)
-            return f"{scalar(last)} {key_of(parts, self._key)}"
+            return key_of(self._fields.read(raw)[: len(self._key)], self._key)
         except ValueError:
             return None
 

@@ -115,8 +115,8 @@ class ResumablePaginator(dlt.BasePaginator):
             inner._has_next_page = False
             return
         # A short page does not move the offset by more than it has: something may have come behind it.
-        self.steps_back = True
-        inner.current_value = before + len(data) - 1
+        self.steps_back = len(data) > 1
+        inner.current_value = before + len(data) - self.steps_back
 
     def update_request(self, request: requests.Request) -> None:
         """Make the request that of the next page."""
