@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -57,6 +58,10 @@ class Changing:
 
 def _time(seconds: int) -> str:
     return (START + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+
+
+def _date(seconds: int) -> str:
+    return format_datetime(START + timedelta(seconds=seconds), usegmt=True)
 
 
 def connector(url: str, **changes: Any) -> RestConnector:
@@ -347,6 +352,8 @@ _CHANGES = st.lists(
 )
 @example([0, 1, 2, 3, 4, 5], [None, [(0, 3)]], "offset")
 @example([0, 0, 0, 0, 0, 0], [None, None, [(0, 0), (1, 0)]], "offset")
+@example([0, 0, 1, 1], [None, [(0, 3)], None, [(1, 1), (0, 2), (0, 3)], [(0, 3)] * 2], "offset")
+@example([0, 0, 1, 1], [None, [(0, 0)], [(2, 0)], [(1, 0), (0, 3)], [(0, 3)] * 3], "offset")
 def test_whatever_changes_meanwhile_the_polls_reach_the_state_of_the_api(
     times: list[int], changes: list[list[tuple[int, int]] | None], paginator: str
 ) -> None:
@@ -356,9 +363,10 @@ def test_whatever_changes_meanwhile_the_polls_reach_the_state_of_the_api(
 
     def change(those: list[tuple[int, int]]) -> None:
         for key, seconds in those:
-            # An API's clock stands still or moves on.
+            # An API's clock stands still or moves on; its answers show it.
             clock[0] += seconds
             changing.put(key, clock[0])
+        api.date = _date(clock[0])
 
     for key, at in enumerate(times):
         changing.put(key, at * 20)
@@ -366,6 +374,7 @@ def test_whatever_changes_meanwhile_the_polls_reach_the_state_of_the_api(
         None if those is None else (lambda those=those: change(those)) for those in changes
     ]
     with LoopbackApi(changing if paginator != "keyset" else _Keyset(changing)) as api:
+        api.date = _date(clock[0])
         pagers: dict[str, Any] = {
             "offset": {"type": "offset", "limit": 3},
             "keyset": {"type": "keyset", "limit": 3, "initial_key": "-1"},
