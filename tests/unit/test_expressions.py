@@ -450,6 +450,8 @@ def test_a_select_list_that_is_refused(text: str, message: str) -> None:
         ("record.ratio > 1e100", None),
         ("record.ratio = 'NaN'", None),
         ("record.ratio = '1e999'", "position 16: '1e999' is not a float: it is out of a double precision's range"),
+        ("record.ratio = 1e390", "position 16: '1E+390' is not a float: it is out of a double precision's range"),
+        ("record.ratio > -1e-390", "position 17: '-1E-390' is not a float: it is out of a double precision's range"),
         ("record.created_at > '2024-13-01'", "position 21: '2024-13-01' is not a timestamptz: there is no such day"),
         ("record.created_at > 'yesterday'", "position 21: 'yesterday' is not a timestamptz: write now()"),
         ("record.created_at > 'soon'", "position 21: 'soon' is not a timestamptz: a time like 2024-10-28 21:37:01"),

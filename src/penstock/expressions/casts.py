@@ -117,7 +117,7 @@ def _literal(node: Node, to: Type, position: int) -> Node:
                 )
             return Node("literal", to, value=Decimal(value))
         case ((Kind.INT | Kind.NUMERIC), Kind.FLOAT):
-            return Node("literal", FLOAT, value=float(value))
+            return literal(str(value), FLOAT, position)
         case Kind.DATE, (Kind.TIMESTAMP | Kind.TIMESTAMPTZ):
             return Node("literal", to, value=_midnight(value, position))
         case Kind.TIMESTAMP, Kind.TIMESTAMPTZ:
