@@ -152,6 +152,7 @@ def test_a_new_token_is_good_before_the_api_is_notified(
     monkeypatch.setattr(auth, "_SECONDS", 3600.0)  # nor are they read without a notification
     monkeypatch.setattr(auth, "_UNKNOWN_SECONDS", 0.0)
     with Shop(database.url, ApiTools()) as shop:
+        assert shop.client.get("/v1/streams").status_code == 200  # the first reading is done
         for token, path, status in (
             ("pst_a", "/v1/streams", 200),
             ("pst_b", "/v1/http-consumers/nobody/next", 404),  # by the short way of workers
