@@ -58,8 +58,8 @@ def _containing(op: str, left: Expr, right: Expr) -> Expr:
 def quantified(op: str, left: Expr, right: Expr) -> Expr:
     """Return what a comparison with `any(…)` or `all(…)` is; raises `ExpressionError`.
 
-    With a column it is an `Expr` of its own, as `= any`; with an array's literal it is an `in`, or what
-    else says the same.
+    With a column it is an `Expr` of its own, as `= any`; with an array's literal it is `in` or `not in`,
+    or comparisons with each element, joined by `or` or `and`.
     """
     word, (of,) = right.op, right.args
     if op not in ("=", "<>"):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.expressions.arrays import texts
-from penstock.expressions.postgres.quoting import pg_type, quoted
+from penstock.expressions.postgres.quoting import BYTES, pg_type, quoted
 from penstock.expressions.syntax import Expr
 from penstock.expressions.types import TEXT, Kind, Type
 
-_BYTES: Final = ' COLLATE "C"'
 _OVER: Final = "(SELECT {} FROM (SELECT ({})::jsonb) AS g (d))"
 """What is made of a document, `d`, and the document."""
 _ELEMENTS: Final = "ARRAY(SELECT {} FROM jsonb_path_query(d, '{}') AS x)"
@@ -61,4 +60,4 @@ def _element(value: str, type_: Type, casing: str) -> str:
     one = f"({value})::{pg_type(type_)}"
     if type_.folded:
         one = f"lower({one}{casing})"
-    return f"({one}{_BYTES})" if pg_type(type_) in ("text", "bpchar") else one
+    return f"({one}{BYTES})" if pg_type(type_) in ("text", "bpchar") else one

@@ -6,6 +6,8 @@ from typing import Final
 
 from penstock.expressions.types import Kind, Type
 
+BYTES: Final = ' COLLATE "C"'
+"""Behind a text: it is compared byte by byte."""
 _TYPES: Final = {
     Kind.BOOL: "boolean",
     Kind.INT: "bigint",

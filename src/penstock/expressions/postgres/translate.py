@@ -21,14 +21,13 @@ from penstock.expressions.names import Names
 from penstock.expressions.nodes import Node
 from penstock.expressions.postgres import arrays
 from penstock.expressions.postgres.functions import call
-from penstock.expressions.postgres.quoting import pg_type, quoted
+from penstock.expressions.postgres.quoting import BYTES, pg_type, quoted
 from penstock.expressions.postgres.references import document_of, text_of, value_of
 from penstock.expressions.syntax import Expr, Expression, TypedLiteral, TypeName
 from penstock.expressions.types import NUMBERS, TIMES, Kind, Reference
 from penstock.expressions.typing import Typer, typed
 from penstock.expressions.unify import common_type
 
-_BYTES: Final = ' COLLATE "C"'
 _MOST: Final = 200_000  # characters of SQL
 _COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
 
@@ -230,8 +229,8 @@ class _Translator:
         of_text = "bpchar" if type_.width else "text"
         known = [n for n in nodes if n.op not in ("unknown", "literal")]
         if known and all(n.type.folded for n in known):
-            return [f"(lower(({one})::text{self._casing}){_BYTES})" for one in found]
-        return [f"(({one})::{of_text}{_BYTES})" for one in found]
+            return [f"(lower(({one})::text{self._casing}){BYTES})" for one in found]
+        return [f"(({one})::{of_text}{BYTES})" for one in found]
 
     def _like(self, expr: Expr) -> str:
         value, pattern = expr.args
