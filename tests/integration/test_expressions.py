@@ -41,9 +41,7 @@ from penstock.spark.session import create
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    # Without compiled code a job that runs once takes half the time.
-    conf = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    session = create("local[2]", {"spark.sql.session.timeZone": "UTC", **conf})
+    session = create("local[2]", {"spark.sql.session.timeZone": "UTC"})
     yield session
     session.stop()
 

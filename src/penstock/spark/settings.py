@@ -36,6 +36,10 @@ SETTINGS: Final[dict[str, str]] = {
     # On a cluster the executors come after the session. Where `spark.cores.max` says how many cores they
     # will have, the session waits for them: lanes are planned for the slots that there are.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    # To generate and compile Java for a plan takes a tenth of the CPU of a start, and gains nothing: a
+    # row is a block of thousands of messages, over which expressions loop interpreted either way.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Progress is kept for `/metrics`, not for a user interface.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
