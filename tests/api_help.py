@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,11 +16,10 @@ from penstock.api.manage.context import Tools
 from penstock.core.message import Position
 from penstock.streams.store import Store
 
+from .pipeline import NO_TLS
 from .waits import await_true
 
 TIMEOUT = 120.0
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For clients of http addresses: httpx reads all certificate authorities for each that has no other."""
 
 
 class ApiServer:

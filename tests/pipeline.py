@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -24,6 +25,8 @@ from .commands import Commands, Forked
 
 PATIENCE = 240.0
 """How many seconds what is awaited may take on a busy machine; a healthy one needs few."""
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients of http addresses: httpx reads all certificate authorities for each that has no other."""
 COMMAND = (sys.executable, "-m", "penstock")
 _COMMANDS = Commands()
 
@@ -44,6 +47,16 @@ def _lives(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def holds(condition: Callable[[], object], pause: float) -> bool:
+    """Return whether `condition` holds; pause if not, so long that asking takes a sixth of the time."""
+    began = time.monotonic()
+    if condition():
+        return True
+    took = time.monotonic() - began
+    threading.Event().wait(max(pause, min(5 * took, 0.5)))
+    return False
 
 
 class Penstock:
@@ -138,14 +151,12 @@ class Penstock:
     def wait_for(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         """Poll until `condition` holds; fails with the log's end if the process ends before."""
         deadline = time.monotonic() + timeout
-        pause = threading.Event()
-        while not condition():
+        while not holds(condition, 0.05):
             if not self.running:
                 code = self.process.returncode
                 raise AssertionError(f"not {what}: ended with {code}\n{self.log()[-3000:]}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"not {what} after {timeout:g} s\n{self.log()[-3000:]}")
-            pause.wait(0.05)
 
     # -- ending
 

@@ -17,7 +17,7 @@ from tests.waits import await_true
 
 from penstock.embedded.process import GuardedProcess, free_port
 
-from .pipeline import PATIENCE, kill
+from .pipeline import NO_TLS, PATIENCE, kill
 
 ENVIRONMENT: Final = {
     **os.environ,
@@ -74,7 +74,9 @@ def spark_cluster(folder: Path, *, cores: int = 1) -> Iterator[SparkCluster]:
 
     def has_both() -> bool:
         with contextlib.suppress(httpx.TransportError, ValueError):  # its pages come one by one
-            page = httpx.get(f"http://127.0.0.1:{ui}/json/", trust_env=False, timeout=5)
+            page = httpx.get(
+                f"http://127.0.0.1:{ui}/json/", trust_env=False, timeout=5, verify=NO_TLS
+            )
             return bool(page.json()["aliveworkers"] == 2)
         return False
 

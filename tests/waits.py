@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from .pipeline import PATIENCE
+from .pipeline import PATIENCE, holds
 
 T = TypeVar("T")
 _PAUSE: Final = 0.02
@@ -21,10 +21,9 @@ def await_true(
     what: str = "what this waits for",
 ) -> None:
     """Poll until `condition` holds; `what` is the sentence of what does not come otherwise."""
-    deadline, pause = time.monotonic() + timeout, threading.Event()
-    while not condition():
+    deadline = time.monotonic() + timeout
+    while not holds(condition, _PAUSE):
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        pause.wait(_PAUSE)
 
 
 async def until(condition: Callable[[], object], timeout: float = PATIENCE) -> None:

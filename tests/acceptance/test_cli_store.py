@@ -20,7 +20,7 @@ from penstock.embedded.process import free_port
 from penstock.embedded.store import open_store
 
 from ..cli import SECRET, fails, listed, run, write
-from ..pipeline import COMMAND, PATIENCE, penstock
+from ..pipeline import COMMAND, NO_TLS, PATIENCE, penstock
 from ..waits import await_true
 
 
@@ -167,7 +167,7 @@ def stopped(process: subprocess.Popen[str]) -> int:
 
 def ask(listen: str, token: str) -> int:
     return httpx.get(
-        f"http://{listen}/v1/streams", headers={"Authorization": f"Bearer {token}"}
+        f"http://{listen}/v1/streams", headers={"Authorization": f"Bearer {token}"}, verify=NO_TLS
     ).status_code
 
 
@@ -190,7 +190,10 @@ def test_api_push_and_tokens_share_the_embedded_store(folder: Path) -> None:
         killed.kill()  # the API that is left starts it again
         assert psutil.wait_procs([killed], 60)[1] == []
         await_true(
-            lambda: httpx.get(f"http://{listen}/readyz").status_code == 200 and pid.exists(),
+            lambda: (
+                httpx.get(f"http://{listen}/readyz", verify=NO_TLS).status_code == 200
+                and pid.exists()
+            ),
             what="the store's server is started again",
         )
         token = run(folder, "token create again --role admin").strip()

@@ -27,7 +27,7 @@ from penstock.embedded.handles import Database, JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.embedded.postgres import EmbeddedPostgres
 
-from ..pipeline import PATIENCE, Penstock, left_of, penstock, spark_workers
+from ..pipeline import NO_TLS, PATIENCE, Penstock, left_of, penstock, spark_workers
 
 PG_PASSWORD = "pg-s3cret-hunter2"
 NATS_PASSWORD = "nats-s3cret-hunter3"
@@ -488,7 +488,7 @@ def test_the_embedded_store_is_restarted(shop: Shop) -> None:
     shop.wait_for(
         lambda: httpx.get(
             f"http://{shop.pipeline.listen}/v1/streams",
-            headers={"Authorization": f"Bearer {token.stdout.strip()}"},
+            headers={"Authorization": f"Bearer {token.stdout.strip()}"}, verify=NO_TLS,
         ).status_code == 403,
         "knowing the token",
     )  # fmt: skip

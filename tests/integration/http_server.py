@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from penstock.api.protocol import Protocol
 from penstock.api.server import Uvicorn, address, bind
 
-from ..pipeline import PATIENCE
+from ..pipeline import NO_TLS, PATIENCE
 from ..waits import await_end, await_true
 
 TIMEOUT = 120.0
@@ -89,7 +89,7 @@ class Served:
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
         url = f"http://{self.address}"
-        self.client = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False)
+        self.client = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False, verify=NO_TLS)
         self.client.get("/healthz")
 
     def connect(self) -> socket.socket:
@@ -151,7 +151,9 @@ class Onlooker:
         url = f"http://{self._served.address}/healthz"
         headers = {} if self._keeps else {"Connection": "close"}
         try:
-            with httpx.Client(headers=headers, timeout=TIMEOUT, trust_env=False) as client:
+            with httpx.Client(
+                headers=headers, timeout=TIMEOUT, trust_env=False, verify=NO_TLS
+            ) as client:
                 client.get(url)
                 while not self._stop.wait(0.005):
                     began = time.monotonic()

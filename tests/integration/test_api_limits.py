@@ -15,6 +15,7 @@ from functools import partial
 import httpx
 import pytest
 from tests.integration.http_server import LARGE, Onlooker, Served
+from tests.pipeline import NO_TLS
 from tests.waits import at_once, await_true
 
 MIB = 1 << 20
@@ -244,7 +245,7 @@ def test_connections_do_not_use_up_the_files() -> None:
     files = 128
     # A new connection may be let go for a newer one before its request is read.
     with Served(files=files) as served, Onlooker(served, keeps=True) as onlooker:
-        keeps = httpx.Client(base_url=served.client.base_url, trust_env=False)
+        keeps = httpx.Client(base_url=served.client.base_url, trust_env=False, verify=NO_TLS)
         with contextlib.ExitStack() as stack, keeps:
             first = keeps.get("/healthz").extensions["network_stream"]
             for number in range(500):

@@ -13,7 +13,7 @@ from typing import Self
 import httpx
 import pytest
 from tests.api_help import ids, raw, rest, tokens
-from tests.pipeline import PATIENCE
+from tests.pipeline import NO_TLS, PATIENCE
 from tests.streams_help import inserted, make_stream, publish
 from tests.waits import Later
 
@@ -40,6 +40,7 @@ class Process:
             headers={"Authorization": f"Bearer {token}"},
             timeout=60,
             trust_env=False,
+            verify=NO_TLS,
         )
 
     def end(self, number: int) -> int:
