@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import sys
 
@@ -13,6 +14,7 @@ def main() -> None:
 
     The process ends without freeing what it has loaded: for a run that would take Python half a second.
     """
+    gc.set_threshold(50_000, 10, 100)  # modules are no garbage: a tenth of the time to load them
     codes: list[int] = []
     atexit.register(_leave, codes)  # before all others, which are called the other way round
     from penstock.cli.main import app  # noqa: PLC0415 - it takes a while

@@ -42,6 +42,6 @@ def public_line(bastion: Bastion) -> str:
 
 
 def fingerprint(key: str) -> str:
-    """Return a public key's fingerprint, `SHA256:…`, as ssh shows it."""
+    """Return a public key's fingerprint, `SHA256:…`, as ssh shows it; raises `ValueError`."""
     found: str = asyncssh.import_public_key(key).get_fingerprint()
     return found

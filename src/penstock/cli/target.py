@@ -21,7 +21,7 @@ Name = Annotated[str, typer.Argument(help="The target, or the source that lies b
 @targets.command("show")
 def show(name: Name, config: ConfigFile = CONFIG, store_url: StoreUrl = None) -> None:
     """Show what a target is, and the public key to let into its bastion."""
-    from penstock.bastion.keys import fingerprint, public_line
+    from penstock.bastion import fingerprint, public_line
     from penstock.cli.store import store_of
     from penstock.desired.with_file import configured
     from penstock.streams.bastions import completed
@@ -57,8 +57,8 @@ def trust(
     store_url: StoreUrl = None,
 ) -> None:
     """Connect to a bastion, show the fingerprint of its host key, and pin the key."""
-    from penstock.bastion.connection import changed_host_key, host_key
-    from penstock.bastion.keys import fingerprint
+    from penstock.bastion import fingerprint, host_key
+    from penstock.bastion.connection import changed_host_key
     from penstock.cli.store import store_of
     from penstock.desired.actions import note_action
     from penstock.desired.with_file import configured

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from penstock.bastion import tunnel_to
 from penstock.config.sources import SourceUrl, servers_of
 from penstock.core.connect import (
     AsyncConnection,
@@ -20,10 +21,6 @@ from penstock.core.connect import (
     reason_of,
 )
 from penstock.core.errors import BastionError, CaptureError, SetupError
-
-if TYPE_CHECKING:
-    from penstock.bastion.tunnel import Tunnel
-    from penstock.config.bastion import Bastion
 
 
 def connect_source(url: str, application: str, **settings: Any) -> Connection:
@@ -62,7 +59,7 @@ def _addresses(url: str) -> dict[str, str]:
     bastion = url.bastion if isinstance(url, SourceUrl) else None
     if bastion is None:
         return {}
-    tunnel = _tunnel(bastion)
+    tunnel = tunnel_to(bastion)
     ports = [tunnel.port(host, port) for host, port in servers_of(url)]
     return {
         "hostaddr": ",".join("127.0.0.1" for _ in ports),
@@ -79,18 +76,11 @@ def _explained(url: str) -> Iterator[None]:
         raise _by_bastion(error) from None
     except psycopg.Error:
         if isinstance(url, SourceUrl) and url.bastion is not None:
-            tunnel = _tunnel(url.bastion)
+            tunnel = tunnel_to(url.bastion)
             failures = [tunnel.failure(host, port) for host, port in servers_of(url)]
             if failures[0] is not None and all(failures):
                 raise _by_bastion(failures[0]) from None
         raise
-
-
-def _tunnel(bastion: Bastion) -> Tunnel:
-    # asyncssh is a third of what the process of a capture imports, and few sources need it.
-    from penstock.bastion.tunnel import tunnel_to  # noqa: PLC0415 - see above
-
-    return tunnel_to(bastion)
 
 
 def _by_bastion(error: BastionError) -> SetupError:

@@ -20,7 +20,7 @@ import httptools
 from pydantic import SecretStr
 
 from penstock import __version__
-from penstock.bastion.tunnel import tunnel_to
+from penstock.bastion import tunnel_to
 from penstock.config.bastion import Bastion
 from penstock.core.errors import BastionError
 from penstock.core.tls import client_context

@@ -7,7 +7,7 @@ import ssl
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.bastion.tunnel import tunnel_to
+from penstock.bastion import tunnel_to
 from penstock.config.bastion import Bastion
 from penstock.config.nats import NatsSinkConfig
 from penstock.config.targets import HttpTarget, NatsTarget, Target

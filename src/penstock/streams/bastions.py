@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from penstock.bastion.keys import new_private_key
+from penstock.bastion import new_private_key
 from penstock.config.bastion import Bastion
 from penstock.config.settings import Config
 from penstock.config.sources import OutboxSource, PostgresSource

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-import asyncssh
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,8 +13,7 @@ from penstock.api.manage.context import Action, Context
 from penstock.api.manage.settings import source_of, target_of
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import body_of, json_answer, read_object
-from penstock.bastion.connection import host_key
-from penstock.bastion.keys import fingerprint, public_line
+from penstock.bastion import fingerprint, host_key, public_line
 from penstock.config.bastion import Bastion, public_key
 from penstock.core.errors import BastionError, TargetError
 from penstock.streams.bastions import pin
@@ -158,5 +156,5 @@ def _reported(call: Callable[[Bastion], str], bastion: Bastion) -> str:
 def _fingerprint(key: str) -> str:
     try:
         return fingerprint(key)
-    except asyncssh.KeyImportError:
+    except ValueError:
         raise wrong("host_key", f"a key of type {key.partition(' ')[0]} can't be read") from None

@@ -7,7 +7,7 @@ the end of a word `ς`.
 from __future__ import annotations
 
 import sys
-from typing import Final
+from functools import cache
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
@@ -21,19 +21,21 @@ def _upper(character: str) -> str:
     return title if len(title) == 1 else character
 
 
-_ODD: Final = "".join(c for c in map(chr, range(0x80, sys.maxunicode + 1)) if len(c.upper()) > 1)
-"""What becomes several characters by the full rules of the upper case; a hundred."""
-_UPPER: Final = "".join(map(_upper, _ODD))
-_STAND_INS: Final = "".join(chr(0x10FF00 + at) for at in range(len(_ODD)))
-"""Characters for private use at the end of Unicode, which have no case."""
+@cache
+def _odd() -> str:
+    """Return what becomes several characters by the full rules of the upper case; a hundred."""
+    return "".join(c for c in map(chr, range(0x80, sys.maxunicode + 1)) if len(c.upper()) > 1)
 
 
 def upper(text: Column) -> Column:
     """Return texts in upper case."""
-    hidden = F.upper(F.translate(text, _ODD, _STAND_INS))
-    return F.when(text.rlike(f"[{_ODD}]"), F.translate(hidden, _STAND_INS, _UPPER)).otherwise(
-        F.upper(text)
-    )
+    odd = _odd()
+    # Characters for private use at the end of Unicode, which have no case.
+    stand_ins = "".join(chr(0x10FF00 + at) for at in range(len(odd)))
+    hidden = F.upper(F.translate(text, odd, stand_ins))
+    return F.when(
+        text.rlike(f"[{odd}]"), F.translate(hidden, stand_ins, "".join(map(_upper, odd)))
+    ).otherwise(F.upper(text))
 
 
 def lower(text: Column) -> Column:

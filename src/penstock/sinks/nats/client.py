@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.bastion.tunnel import tunnel_to
+from penstock.bastion import tunnel_to
 from penstock.config.nats import NatsServer, NatsSinkConfig
 from penstock.core.errors import BastionError, SinkError
 from penstock.sinks.nats import announced
