@@ -6,11 +6,33 @@ from collections.abc import Iterator
 
 import pytest
 from tests.api_help import ApiServer, Shop
+from tests.conftest import SharedPostgres
 from tests.streams_help import make_stream
 
+from penstock.core.connect import connect
 from penstock.embedded.handles import Database
+from penstock.outbox.sql.install import install
 from penstock.streams.records import StreamRecord
 from penstock.streams.store import Store
+
+
+def _store(url: str) -> None:
+    Store.open(url).close()
+
+
+def _outboxes(url: str) -> None:
+    with connect(url) as connection:
+        install(connection)
+
+
+@pytest.fixture
+def template(postgres: SharedPostgres, request: pytest.FixtureRequest) -> str:
+    """The database that the test's own is a copy of: with the schema that its fixtures would make."""
+    if "tide" in request.fixturenames:
+        return postgres.template("template_outboxes", _outboxes)
+    if {"store", "shop"} & set(request.fixturenames):
+        return postgres.template("template_store", _store)
+    return "template1"
 
 
 @pytest.fixture

@@ -22,14 +22,13 @@ from penstock.outbox.relay.desired_state import GroupPlanner
 from penstock.outbox.relay.shared import SharedStreams
 
 from ..cli import fails, run
-from .outbox_sql import delivered, installed, lease
+from .outbox_sql import delivered, lease
 
 NOBODY = "127.0.0.1:9"
 
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    installed(database)
     database.execute("SELECT tide.outbox_create('orders')")
     return database
 

@@ -37,7 +37,6 @@ STREAM = "ORDERS"
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    installed(database)
     database.execute("SELECT tide.inbox_create('i', max_retries => 2)")
     lease(database)
     return database

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tests.integration.outbox_sql import (
     delivered,
     ids,
-    installed,
     lease,
     pipeline,
     quoted,
@@ -43,7 +42,7 @@ commit;
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    return installed(database)
+    return database
 
 
 def test_the_example_runs_as_it_is_written(tide: Database) -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.integration.outbox_sql import SOURCE, installed, raises, value
+from tests.integration.outbox_sql import SOURCE, raises, value
 from tests.waits import await_end, await_true
 
 from penstock.embedded.handles import Database
@@ -16,7 +16,6 @@ from penstock.embedded.handles import Database
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    installed(database)
     database.execute("SELECT tide.inbox_create('i', max_retries => 2)")
     return database
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from tests.integration.outbox_sql import delivered, installed, lease, pipeline, value
+from tests.integration.outbox_sql import delivered, lease, pipeline, value
 from tests.waits import await_true
 from typer.testing import CliRunner, Result
 
@@ -25,7 +25,6 @@ from penstock.postgres.replication import ReplicationStream
 @pytest.fixture
 def tide(database: Database) -> Database:
     """A pipeline that a relay has run, whose one message waits."""
-    installed(database)
     database.execute("SELECT tide.outbox_create('o'), tide.inbox_create('i')")
     pipeline(database, "p", "o")
     database.execute("SELECT tide.relay_enable('p')")

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from structlog.testing import capture_logs
-from tests.integration.outbox_sql import delivered, ids, installed, pipeline
+from tests.integration.outbox_sql import delivered, ids, pipeline
 from tests.waits import await_true
 
 from penstock.config.settings import Config, SparkSettings
@@ -30,7 +30,6 @@ from penstock.streams.store import Store
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    installed(database)
     for name in ("a", "b", "c"):
         database.execute("SELECT tide.outbox_create(%s, 0)", [name])
         database.execute("SELECT tide.outbox_publish(%s, '1')", [name])

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.integration.outbox_sql import CONFIG, SOURCE, installed, pipeline, raises, role, value
+from tests.integration.outbox_sql import CONFIG, SOURCE, pipeline, raises, role, value
 from tests.waits import await_end, await_true
 
 from penstock.embedded.handles import Database
@@ -23,7 +23,6 @@ SET_INBOX = f"SELECT tide.relay_set_inbox('p', 'i', 'g', '{json.dumps(SOURCE)}')
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    installed(database)
     database.execute("SELECT tide.outbox_create('o'), tide.inbox_create('i')")
     return database
 

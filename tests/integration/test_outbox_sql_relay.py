@@ -12,7 +12,6 @@ from tests.integration.outbox_sql import (
     CONFIG,
     SOURCE,
     delivered,
-    installed,
     pipeline,
     raises,
     value,
@@ -38,7 +37,6 @@ RULE = {"when": "record.payload.a = 1", "to": "x.{payload.a}"}
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    installed(database)
     database.execute("SELECT tide.outbox_create('o'), tide.inbox_create('i')")
     return database
 

@@ -6,7 +6,7 @@ import threading
 
 import psycopg
 import pytest
-from tests.integration.outbox_sql import installed, pipeline, raises, role, value
+from tests.integration.outbox_sql import pipeline, raises, role, value
 from tests.waits import await_end, await_true
 
 from penstock.embedded.handles import Database
@@ -17,7 +17,6 @@ DENIED = "42501"
 
 @pytest.fixture
 def tide(database: Database) -> Database:
-    installed(database)
     database.execute("SELECT tide.outbox_create('o'), tide.outbox_create('other')")
     database.execute("SELECT tide.inbox_create('i')")
     pipeline(database, "p", "o")
