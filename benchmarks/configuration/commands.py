@@ -13,7 +13,7 @@ from benchmarks.streams.keepalive import Client
 
 SINKS, CONSUMERS = 200, 500
 LISTED, PAGE = 10_000, 100
-_PAGES = 50
+_PAGES = 200
 _WARM_UP = 5
 
 
@@ -39,11 +39,15 @@ class Page:
 
     status: bool
     p50_ms: float
+    p95_ms: float
     max_ms: float
 
     def __str__(self) -> str:
         what = "with" if self.status else "without"
-        return f"{what} status p50 {self.p50_ms:.1f} ms, at most {self.max_ms:.1f} ms"
+        return (
+            f"{what} status p50 {self.p50_ms:.1f} ms, p95 {self.p95_ms:.1f} ms, at most"
+            f" {self.max_ms:.1f} ms"
+        )
 
 
 def plans(rounds: int) -> list[Planned]:
@@ -85,4 +89,5 @@ def _pages(client: Client, *, status: bool) -> Page:
         after = json.loads(body)["next"]
         cursor = f"&cursor={after}" if after else ""
     taken = taken[_WARM_UP:]
-    return Page(status, statistics.median(taken), max(taken))
+    cuts = statistics.quantiles(taken, n=100, method="inclusive")
+    return Page(status, cuts[49], cuts[94], max(taken))

@@ -50,11 +50,11 @@ def pages(found: Sequence[Page]) -> str:
     lines, verdicts = [], []
     for page in found:
         what = f"{'with' if page.status else 'without'} status"
-        lines.append([what, f"{page.p50_ms:.1f}", f"{page.max_ms:.1f}"])
-        verdicts.append(at_most(f"a page {what}, ms", page.p50_ms, 50, 10))
+        lines.append([what, *(f"{ms:.1f}" for ms in (page.p50_ms, page.p95_ms, page.max_ms))])
+        verdicts.append(at_most(f"p95 of a page {what}, ms", page.p95_ms, 50, 10))
     return (
         f"## A page of {commands.PAGE} of {commands.LISTED:,} consumers\n\n"
-        f"{table(['page, ms', 'p50', 'max'], lines)}\n\n{verdict_table(verdicts)}"
+        f"{table(['page, ms', 'p50', 'p95', 'max'], lines)}\n\n{verdict_table(verdicts)}"
     )
 
 
