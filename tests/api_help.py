@@ -14,6 +14,7 @@ from penstock.api.app import Api
 from penstock.api.health import Server
 from penstock.api.manage.context import Tools
 from penstock.core.message import Position
+from penstock.embedded.handles import Database
 from penstock.streams.store import Store
 
 from .pipeline import NO_TLS
@@ -116,6 +117,16 @@ def tokens(answer: httpx.Response) -> list[str]:
     """Return the tokens or ids to ack by of each message in a receive's answer."""
     assert answer.status_code == 200, answer.text
     return [item.get("ack_token") or item["ack_id"] for item in answer.json()["data"]]
+
+
+def refuse_lines(database: Database) -> None:
+    """Have the store refuse each new line of its audit log, until trigger `refuse` is dropped."""
+    database.execute(
+        "CREATE OR REPLACE FUNCTION refuse_line() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION 'no line'; END $$;"
+        " CREATE TRIGGER refuse BEFORE INSERT ON penstock.audit"
+        " FOR EACH ROW EXECUTE FUNCTION refuse_line()"
+    )
 
 
 def known(client: httpx.Client) -> httpx.Client:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
-from tests.api_help import Shop, problem
+from tests.api_help import Shop, problem, refuse_lines
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
 from penstock.embedded.handles import Database
@@ -237,10 +237,19 @@ def test_records_are_listed_and_purged(shop: Shop, database: Database) -> None:
     asked: dict[str, Any] = {"sync_id": "billing", "collection_id": "stripe:invoices"}
     assert purge(**asked) == {"count": 5, "purged": 0}
     assert "5 records now, not 4" in purge(409, **asked, count=4)["detail"]
+    refuse_lines(database)  # without its line nothing is purged
+    purge(503, **asked, count=5)
+    database.execute("DROP TRIGGER refuse ON penstock.audit")
+    assert len(listed()) == 15
     assert purge(**asked, count=5) == {"count": 5, "purged": 5}
     assert len(listed()) == 10
     assert purge(sync_id=str(other), count=5) == {"count": 5, "purged": 5}
     assert listed() == [("stripe:customers", str(key)) for key in range(5)]
+    log = shop.client.get("/v1/audit").json()["data"]
+    lines = [(e["name"], e["after"]) for e in log if e["action"] == "purge records"]
+    assert lines == [
+        (str(other), {"count": 5}), ("billing", {"collection": "stripe:invoices", "count": 5}),
+    ]  # fmt: skip
 
 
 def test_a_credential_is_tried(shop: Shop) -> None:

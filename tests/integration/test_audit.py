@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.api_help import Shop, problem, tokens
+from tests.api_help import Shop, problem, refuse_lines, tokens
 from typer.testing import CliRunner
 
 from penstock.cli.api_tools import ApiTools
@@ -16,6 +17,7 @@ from penstock.core.delivery import DeadLetter
 from penstock.desired.actions import who
 from penstock.embedded.handles import Database
 from penstock.streams.nats_consumers import NatsConsumers
+from penstock.trial.replay import Replay
 
 PROVIDER = {
     "type": "rest", "base_url": "https://crm.invalid", "paginator": {"type": "single_page"},
@@ -180,14 +182,8 @@ def test_actions_of_commands(shop: Shop, database: Database, tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-REFUSED = """
-CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    RAISE EXCEPTION 'no line';
-END $$;
-CREATE TRIGGER refuse BEFORE INSERT ON penstock.audit FOR EACH ROW EXECUTE FUNCTION refuse();
-"""
 ASKED = ("tokens", "paused_sinks", "nats_consumers", "backfills", "paused_syncs", "sync_commands",
-         "dead_letters", "bastions")  # fmt: skip
+         "dead_letters", "bastions", "consumers", "consumer_{}")  # fmt: skip
 
 
 def test_an_action_without_its_line_is_not_done(
@@ -197,6 +193,8 @@ def test_an_action_without_its_line_is_not_done(
     file = tmp_path / "penstock.yaml"
     file.write_text(json.dumps({"store": database.url}))
     numbers = _add_letters(shop, 2)
+    of_consumer = numbers[-1]
+    ((consumer,),) = database.execute("SELECT id FROM penstock.consumers WHERE name = 'workers'")
     shop.store.tokens.create("w", "worker")
     database.execute("CREATE TABLE others (id int PRIMARY KEY)")
     asked = {"sink": "orders", "table": "public.things"}
@@ -205,10 +203,11 @@ def test_an_action_without_its_line_is_not_done(
     shop.client.post("/v1/sinks/out/pause")
 
     def state() -> list[Any]:
-        return [database.execute(f"SELECT t FROM penstock.{table} t ORDER BY 1") for table in ASKED]
+        tables = [table.format(consumer) for table in ASKED]
+        return [database.execute(f"SELECT t FROM penstock.{t} t ORDER BY 1") for t in tables]
 
     before = state()
-    database.execute(REFUSED)
+    refuse_lines(database)
     for method, path, body in (
         ("POST", "tokens", {"name": "v", "role": "viewer"}), ("DELETE", "tokens/w", None),
         ("POST", "sinks/out/resume", None), ("POST", "nats-consumers/mail/pause", None),
@@ -218,6 +217,11 @@ def test_an_action_without_its_line_is_not_done(
         ("POST", f"backfills/{backfill['id']}/cancel", None), ("POST", "syncs/copy/pause", None),
         ("POST", "syncs/copy/run", {}),
         ("PUT", "targets/far/bastion/host-key", {"host_key": HOST_KEY}),
+        ("POST", "http-consumers/workers/pause", None),
+        ("POST", "http-consumers/workers/resume", None),
+        ("POST", "http-consumers/workers/rewind", {"to": "all"}),
+        ("POST", f"http-consumers/workers/dead-letters/{of_consumer}/replay", None),
+        ("POST", f"dead-letters/{of_consumer}/replay", None),
     ):  # fmt: skip
         answer = shop.client.request(method, f"/v1/{path}", json=body)
         assert answer.status_code >= 500, (path, answer.text)
@@ -226,8 +230,94 @@ def test_an_action_without_its_line_is_not_done(
         "token create v", "token revoke w", "sink resume out", "consumer pause mail",
         "consumer rewind mail --to beginning", f"dead-letters purge {numbers[0]} --yes",
         "backfill start --sink orders --table public.others", "backfill cancel",
-        "sync pause copy", "consumer pause workers",
+        "sync pause copy", "consumer pause workers", f"dead-letters replay {of_consumer}",
     ):  # fmt: skip
         done = CliRunner().invoke(app, [*words.split(), "-c", str(file)])
         assert (done.exit_code, "no line" in done.output) == (1, True), (words, done.output)
         assert state() == before, words
+    asked = {"ids": numbers[2:]}
+    answer = shop.client.post("/v1/replay-dead-letters", json=asked).json()
+    assert answer["replayed"] == 0
+    assert [each["id"] for each in answer["failed"]] == numbers[2:]
+    assert state() == before
+
+
+def test_a_dead_letter_that_comes_anyway(shop: Shop, database: Database) -> None:
+    """After a rewind it is only marked as replayed, with its line."""
+    *_, number = _add_letters(shop, 1)
+    shop.client.post("/v1/http-consumers/workers/rewind", json={"to": "all"})
+    refuse_lines(database)
+    assert shop.client.post(f"/v1/dead-letters/{number}/replay").status_code == 503
+    assert shop.client.get(f"/v1/dead-letters/{number}").json()["replayed_at"] is None
+    database.execute("DROP TRIGGER refuse ON penstock.audit")
+    assert shop.client.post(f"/v1/dead-letters/{number}/replay").status_code == 200
+    assert shop.client.get(f"/v1/dead-letters/{number}").json()["replayed_at"] is not None
+    assert [each[2] for each in _actions(shop)] == ["rewind", "replay dead letter"]
+
+
+def test_a_published_dead_letter_is_marked_with_its_line(
+    shop: Shop, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+
+    def publisher(*_: object) -> Any:
+        return SimpleNamespace(publish=lambda _subject, key, _body: sent.append(key))
+
+    monkeypatch.setattr(Replay, "_publisher", publisher)
+    first, second, *_ = _add_letters(shop, 2)
+
+    def waiting() -> list[int]:
+        query = {"sink": "out", "replayed": "false"}
+        found = shop.client.get("/v1/dead-letters", params=query).json()["data"]
+        return [each["id"] for each in found]
+
+    refuse_lines(database)
+    problem(shop.client.post(f"/v1/dead-letters/{first}/replay"), 503)
+    assert (sent, waiting()) == (["tag-0-0"], [first, second])
+    database.execute("DROP TRIGGER refuse ON penstock.audit")
+    assert shop.client.post(f"/v1/dead-letters/{first}/replay").json() == {"success": True}
+    assert (sent, waiting()) == (["tag-0-0"] * 2, [second])
+    replayed = shop.client.post("/v1/replay-dead-letters", json={"sink": "out"}).json()
+    assert (replayed["replayed"], waiting()) == (1, [])
+    assert [each[2:] for each in _actions(shop)] == [
+        ("replay dead letter", "sink", "out", {"id": first}),
+        ("replay dead letters", "sink", "out", {"count": 1}),
+    ]
+
+
+def test_the_line_of_many_replays_counts_those_that_are_done(
+    shop: Shop, database: Database
+) -> None:
+    """It is there from the first one on; those that fail are not in it, even as late as at COMMIT."""
+    first, second, *others = _add_letters(shop, 2)
+    database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = {others[0]} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;"
+        " CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON penstock.dead_letters"
+        " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    asked = [others[0], first, others[1], second]
+    replayed = shop.client.post("/v1/replay-dead-letters", json={"ids": asked}).json()
+    assert (replayed["replayed"], len(replayed["failed"])) == (1, 3)
+    assert [each[2:] for each in _actions(shop)] == [
+        ("replay dead letters", "dead letters", "of any", {"ids": asked, "count": 1})
+    ]
+    database.execute("DROP TRIGGER refuse ON penstock.dead_letters")
+    none = shop.client.post("/v1/replay-dead-letters", json={"ids": [first]}).json()
+    assert none["replayed"] == 0
+    asked = others
+    replayed = shop.client.post("/v1/replay-dead-letters", json={"ids": asked}).json()
+    assert replayed["replayed"] == 2
+    assert [each[5]["count"] for each in _actions(shop)] == [1, 2]
+
+
+def test_settings_of_a_group_without_an_entity(database: Database) -> None:
+    """Its stream is no sink's, so that the change is an action of the log, not one of the state."""
+    with Shop(database.url, ApiTools(), "orders") as shop:
+        path, asked = "/v1/http-consumers/orders", {"ack_wait_ms": 2_000}
+        refuse_lines(database)
+        problem(shop.client.patch(path, json=asked), 503)
+        assert shop.client.get(path).json()["ack_wait_ms"] != 2_000
+        database.execute("DROP TRIGGER refuse ON penstock.audit")
+        assert shop.client.patch(path, json=asked).json()["ack_wait_ms"] == 2_000
+        assert [each[2:] for each in _actions(shop)] == [("update", "consumer", "orders", asked)]

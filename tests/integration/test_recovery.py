@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.api_help import refuse_lines
 from typer.testing import CliRunner, Result
 
 from penstock.backfill.request import BackfillRequest, Backfills
@@ -194,6 +195,31 @@ def test_killed_in_the_middle_it_ends_right_when_it_is_run_again(
         recovery.refuse_gap(config, "rec", store)
         assert len(Backfills(store).find()) == 1
     setup.ensure(config.sources["rec"])
+    _logged_once(database)
+
+
+def _logged_once(database: Database) -> None:
+    log = database.execute("SELECT kind, name, after FROM penstock.audit WHERE action = 'recover'")
+    ((kind, name, after),) = log
+    asked = [id_ for (id_,) in database.execute("SELECT id FROM penstock.backfills")]
+    assert (kind, name, after["slot"], after["backfills"]) == ("source", "rec", SLOT, asked)
+
+
+def test_it_has_not_ended_without_its_line_in_the_log(
+    file: Path, origin: Database, database: Database
+) -> None:
+    BREAKS["slot_missing"](origin)
+    error = refused(load(file, {}), database)
+    refuse_lines(database)
+    done = follow(str(error), "--yes", "--backfill")
+    assert (done.exit_code, "no line" in done.output) == (1, True), done.output
+    error = refused(load(file, {}), database)
+    assert error.code == recovery.UNFINISHED
+    with Store.open(database.url) as store:
+        assert Backfills(store).find() == []
+    database.execute("DROP TRIGGER refuse ON penstock.audit")
+    assert follow(str(error), "--yes", "--backfill").exit_code == 0
+    _logged_once(database)
 
 
 def test_it_is_refused_while_a_run_has_the_source(

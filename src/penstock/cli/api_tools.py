@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.core.tables import TablePattern
     from penstock.desired.entities import Snapshot
     from penstock.desired.plan import Plan
+    from penstock.streams.connection import Also
     from penstock.streams.records import StoredLetter
     from penstock.streams.store import Store
     from penstock.trial.apart import TrialProcess
@@ -51,12 +52,12 @@ class ApiTools:
 
         return inspect_plan(plan, snapshot, os.environ, store)
 
-    def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
-        """Deliver a sink's dead letter again and record it; raises `PenstockError`."""
+    def replay(self, store: Store, config: Config, letter: StoredLetter, also: Also) -> None:
+        """Deliver a sink's dead letter again and record it, with `also`; raises `PenstockError`."""
         from penstock.trial.replay import Replay
 
         with Replay(store, lambda: config) as replay:
-            replay.send(letter)
+            replay.send(letter, also)
 
     def try_sink(self, config: Config, sink: str, messages: bytes) -> Sequence[Mapping[str, Any]]:
         """Return what a sink would make of messages in JSON; raises `TrialRefusal`."""

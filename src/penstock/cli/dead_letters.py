@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,7 @@ from penstock.cli.store import store_of
 if TYPE_CHECKING:
     from penstock.config.settings import Config
     from penstock.config.sources import OutboxSource
+    from penstock.streams.connection import Also
     from penstock.streams.records import StoredLetter
     from penstock.streams.store import Store
 
@@ -175,7 +176,7 @@ def replay_letters(
         raise fail("name dead letters by their numbers, or add --all (of a --sink, a --consumer)")
     with errors(), _letters(config, url, store_url) as letters:
         sink, consumer = _check_names(letters, sink, consumer)
-        from penstock.desired.actions import of_letters
+        from penstock.desired.actions import Action, of_letters
         from penstock.trial.replay import Replay
 
         meant: Iterable[StoredLetter] = (
@@ -183,17 +184,16 @@ def replay_letters(
             if numbers
             else _all_letters(letters.store, sink, consumer)
         )
-        done: Counter[tuple[str, str]] = Counter()
-        try:
-            with Replay(letters.store, letters.configuration) as replay:
-                for letter in meant:
-                    _check_owner(letter, sink, consumer)
-                    replay.send(letter)
-                    done[of_letters(letter.sink, letter.consumer)] += 1
-                    typer.echo(f"Replayed {letter.id}, of {_owner(letter)}.")
-        finally:
-            _note(letters.store, "replay dead letters", done)
-    if not done:
+        lines: dict[tuple[str, str], Also] = {}
+        with Replay(letters.store, letters.configuration) as replay:
+            for letter in meant:
+                _check_owner(letter, sink, consumer)
+                of = of_letters(letter.sink, letter.consumer)
+                if of not in lines:
+                    lines[of] = Action(*of, "replay dead letters").counting(letters.store)
+                replay.send(letter, lines[of])
+                typer.echo(f"Replayed {letter.id}, of {_owner(letter)}.")
+    if not lines:
         typer.echo("There is nothing to replay.")
 
 
@@ -209,7 +209,7 @@ def purge_letters(
     store_url: StoreUrl = None,
 ) -> None:
     """Delete dead letters for ever: those that fit all that is given, or all of them."""
-    from penstock.desired.actions import of_letters
+    from penstock.desired.actions import note_action, of_letters
 
     with errors(), _letters(config, url, store_url) as letters:
         sink, consumer = _check_names(letters, sink, consumer)
@@ -227,17 +227,10 @@ def purge_letters(
                 done[of_letters(of_sink, of_consumer)] += letters.store.letters.purge(
                     of_sink, of_consumer, number, replayed=replayed or None
                 )
-            _note(letters.store, "drop dead letters", +done)
+            for of, count in (+done).items():
+                note_action(letters.store, *of, "drop dead letters", {"count": count})
     count = done.total()
     typer.echo(f"Deleted {count} dead letter{'' if count == 1 else 's'}.")
-
-
-def _note(store: Store, action: str, done: Mapping[tuple[str, str], int]) -> None:
-    """Add to the audit log what was done, with how many letters of each sink and consumer."""
-    from penstock.desired.actions import note_action
-
-    for (kind, name), count in done.items():
-        note_action(store, kind, name, action, {"count": count})
 
 
 def _all_letters(store: Store, sink: str | None, consumer: str | None) -> Iterator[StoredLetter]:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from penstock.config.settings import Config
     from penstock.desired.with_file import Configured
     from penstock.runtime.recovery import Recovery
-    from penstock.streams.store import Store
 
 
 def recover(
@@ -36,7 +35,7 @@ def recover(
         from penstock.runtime.recovery import Recovery
 
         with Recovery(found.config, source, store) as recovery:
-            _recover(found.config, store, recovery, yes=yes, backfill=backfill)
+            _recover(found.config, recovery, yes=yes, backfill=backfill)
 
 
 def _check_name(found: Configured, source: str) -> None:
@@ -50,10 +49,7 @@ def _check_name(found: Configured, source: str) -> None:
         raise fail(missing(found, "source", source, config.sources))
 
 
-def _recover(
-    config: Config, store: Store, recovery: Recovery, *, yes: bool, backfill: bool
-) -> None:
-    from penstock.desired.actions import note_action
+def _recover(config: Config, recovery: Recovery, *, yes: bool, backfill: bool) -> None:
     from penstock.runtime.recovery import describe
 
     name, gap = recovery.name, recovery.gap
@@ -82,8 +78,6 @@ def _recover(
         typer.echo("Nothing was changed.", err=True)
         raise typer.Exit(1)
     begins, numbers = recovery.run(requests if backfill else {})
-    details = {"slot": settings.slot, "begins": str(begins), "backfills": numbers or None}
-    note_action(store, "source", name, "recover", details)
     typer.echo(f"Recovered: slot {settings.slot} begins at {begins}. Start `penstock run`.")
     if numbers:
         typer.echo(f"Backfills: {', '.join(map(str, numbers))}. See them: penstock backfill list")

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from penstock.core import queries
 from penstock.desired.entities import AuditDoor
+from penstock.streams.connection import Also
 from penstock.streams.store import Store
 
 _SQL: Final = queries.load("penstock.desired", "state.sql")
@@ -40,6 +41,44 @@ class Actor(NamedTuple):
     door: AuditDoor
 
 
+class Action(NamedTuple):
+    """What the audit log has of an action.
+
+    Attributes:
+        kind: Of what it was done to: that of an entity, `token` or `backfill`.
+        name: The name of that; of a backfill its number.
+        action: A verb, as in `rewind`.
+        details: How, as JSON: nothing secret.
+    """
+
+    kind: str
+    name: str
+    action: str
+    details: Mapping[str, Any] | None = None
+
+    def line(self, by: Actor | None = None, number: int | None = None) -> Also:
+        """Return what adds it to the audit log, for the transaction of the store that does it.
+
+        `by` did it; None: `who`, by a command. `number`: see `counting`.
+        """
+        actor = by or Actor(who(), "command")
+        details = {k: v for k, v in (self.details or {}).items() if v is not None}
+        values = {
+            **actor._asdict(), **self._asdict(), "details": Jsonb(details), "number": number,
+        }  # fmt: skip
+        return ((_SQL["note_action"], values),)
+
+    def counting(self, store: Store, by: Actor | None = None) -> Also:
+        """Return a line for several transactions: its `count` is how many of them there were.
+
+        Raises `StoreError`.
+        """
+        with store.connection() as connection:
+            row = connection.execute(_SQL["audit_number"]).fetchone()
+        assert row is not None  # noqa: S101 - it always has one
+        return self._replace(details={**(self.details or {}), "count": 1}).line(by, row[0])
+
+
 def note_action(
     store: Store,
     kind: str,
@@ -49,22 +88,10 @@ def note_action(
     *,
     by: Actor | None = None,
 ) -> None:
-    """Add to the audit log what was done; raises `StoreError`.
+    """Add an `Action` to the audit log, in the transaction that does it (`Store.transaction`).
 
-    Where that is done in the store alone, both are one transaction of it (`Store.transaction`).
-
-    Args:
-        store: Where it was done.
-        kind: Of what it was done to: that of an entity, `token` or `backfill`.
-        name: The name of that; of a backfill its number.
-        action: A verb, as in `rewind`.
-        details: How, as JSON: nothing secret.
-        by: Who did it; None: `who`, by a command.
+    Raises `StoreError`.
     """
-    actor = by or Actor(who(), "command")
-    values = {
-        "who": actor.who, "door": actor.door, "kind": kind, "name": name, "action": action,
-        "details": Jsonb({k: v for k, v in (details or {}).items() if v is not None}),
-    }  # fmt: skip
     with store.connection() as connection:
-        connection.execute(_SQL["note_action"], values)
+        for statement in Action(kind, name, action, details).line(by):
+            connection.execute(*statement)

@@ -29,8 +29,15 @@ WHERE (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(name)s::text IS NULL OR
 ORDER BY id DESC LIMIT %(limit)s
 
 -- name: note_action
-INSERT INTO penstock.audit (who, door, kind, name, action, after)
-VALUES (%(who)s, %(door)s, %(kind)s, %(name)s, %(action)s, %(details)s)
+-- A line whose number is given counts one more each time.
+INSERT INTO penstock.audit AS a (id, who, door, kind, name, action, after) OVERRIDING SYSTEM VALUE
+VALUES (coalesce(%(number)s, nextval('penstock.audit_id_seq')), %(who)s, %(door)s, %(kind)s, %(name)s,
+        %(action)s, %(details)s)
+ON CONFLICT (id) DO UPDATE
+SET after = a.after || jsonb_build_object('count', (a.after ->> 'count')::bigint + 1)
+
+-- name: audit_number
+SELECT nextval('penstock.audit_id_seq')
 
 -- name: new_process
 -- A number for a process, whose session holds the lock until it ends.

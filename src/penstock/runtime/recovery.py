@@ -21,6 +21,7 @@ from penstock.backfill.request import OPEN, BackfillRequest, Backfills
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, StoreError
 from penstock.core.message import format_lsn, parse_lsn
+from penstock.desired.actions import note_action
 from penstock.postgres import setup
 from penstock.postgres.admin import Catalog, open_catalog
 from penstock.postgres.connect import publication_missing
@@ -198,7 +199,10 @@ class Recovery:
     # -- what is done
 
     def run(self, requests: Mapping[str, list[BackfillRequest]]) -> tuple[str, list[int]]:
-        """Recover, and ask for the backfills; return where the new slot begins, and their numbers."""
+        """Recover, and ask for the backfills; return where the new slot begins, and their numbers.
+
+        The store has the end of the gap, the backfills and a line of its audit log at once.
+        """
         gap = self.gap
         assert gap is not None  # noqa: S101 - for the caller to see to
         self._positions.open_gap(self.name, gap.tag, gap.lsn or 0, gap.committed_at, UNFINISHED)
@@ -211,6 +215,8 @@ class Recovery:
                 self._cancel_open(backfills, request)
             numbers = backfills.create(asked) if asked else []
             close_gap(connection, self.name)
+            details = {"slot": self._source.slot, "begins": begins, "backfills": numbers or None}
+            note_action(self._store, "source", self.name, "recover", details)
         return begins, numbers
 
     def _cancel_open(self, backfills: Backfills, request: BackfillRequest) -> None:

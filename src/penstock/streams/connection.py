@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, LiteralString, Protocol
 
 import psycopg
@@ -17,6 +17,9 @@ from penstock.streams.connect import connect
 from penstock.streams.errors import store_error
 
 _CLOSE_SECONDS: Final = 1.0
+
+Also = Sequence[tuple[LiteralString, Sequence[Any] | Mapping[str, Any]]]
+"""Statements, each with its values, that join the transaction of something else."""
 
 
 class Lends(Protocol):

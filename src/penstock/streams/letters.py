@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter
-from penstock.streams.connection import Lends
+from penstock.streams.connection import Also, Lends
 from penstock.streams.records import StoredLetter
 
 _QUERIES: Final = queries.load("penstock.streams", "store.sql")
@@ -110,10 +110,11 @@ class DeadLetters:
         rows = self._connection.rows(_SQL["dead_letters"], values)
         return StoredLetter(*rows[0]) if rows else None
 
-    def mark_replayed(self, id: int) -> None:  # noqa: A002 - the field's name
-        """Record that a dead letter was delivered after all."""
-        with self._connection.lend() as connection:
-            connection.execute(_SQL["mark_replayed"], [id])
+    def mark_replayed(self, id: int, also: Also = ()) -> None:  # noqa: A002 - the field's name
+        """Record that a dead letter was delivered after all, and do `also` in one transaction."""
+        with self._connection.lend() as connection, connection.transaction():
+            for statement in ((_SQL["mark_replayed"], [id]), *also):
+                connection.execute(*statement)
 
     def purge(
         self,

@@ -167,7 +167,7 @@ class InMemoryConsumer:
         self._expire()
         return [letter for letter in self._letters.all() if letter.id > after][:limit]
 
-    async def replay(self, number: int) -> None:
+    async def replay(self, number: int, also: object = ()) -> None:  # noqa: ARG002 - of `Consumer`
         """Put a dead letter back into the consumer.
 
         Raises:
@@ -184,7 +184,11 @@ class InMemoryConsumer:
                 self._state.apply(entry)
         self._clock.notify()
 
-    async def rewind(self, to: Position | datetime | Literal["all", "new"]) -> Position:
+    async def rewind(
+        self,
+        to: Position | datetime | Literal["all", "new"],
+        also: object = (),  # noqa: ARG002 - of `Consumer`
+    ) -> Position:
         """Go on from a message, a commit time, the first or the next one; return the cursor.
 
         Messages that are out are forgotten; their tokens are refused as unknown from now on.
@@ -212,12 +216,12 @@ class InMemoryConsumer:
         """Note why a webhook is delivered to no more."""
         self.change(replace(self.info, disabled=reason, disabled_at=self._clock.now))
 
-    async def pause(self, by: str) -> None:
+    async def pause(self, by: str, also: object = ()) -> None:  # noqa: ARG002 - of `Consumer`
         """Answer receives with nothing until it is enabled."""
         why = f"{by} paused it"
         self.change(replace(self.info, disabled=why, disabled_at=self._clock.now, paused=True))
 
-    async def enable(self) -> None:
+    async def enable(self, also: object = ()) -> None:  # noqa: ARG002 - of `Consumer`
         """Take a `disable` or a `pause` back."""
         self.change(replace(self.info, disabled=None, disabled_at=None, paused=False))
 

@@ -178,6 +178,7 @@ class InMemoryConsumers:
         *,
         by: str = "api",  # noqa: ARG002 - of the registry
         check: Check = accept,
+        also: object = (),  # noqa: ARG002 - of the registry
     ) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
 

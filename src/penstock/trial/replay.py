@@ -18,6 +18,7 @@ from penstock.config.sinks import NatsSinkSettings, StreamSinkSettings
 from penstock.core.errors import CaptureError, SinkError
 from penstock.expressions.errors import ExpressionError
 from penstock.sinks.nats.publish import Publisher
+from penstock.streams.connection import Also
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.nats_consumers import NatsConsumers
 from penstock.streams.records import StoredLetter
@@ -45,18 +46,18 @@ class Replay:
         self._trials: dict[str, Trial] = {}
         self._open = contextlib.ExitStack()
 
-    def send(self, letter: StoredLetter) -> None:
-        """Deliver a dead letter and record that it was.
+    def send(self, letter: StoredLetter, also: Also = ()) -> None:
+        """Deliver a dead letter, and record that it was, with `also` in one transaction.
 
         Raises `ConfigError`, `SinkError`, `CaptureError`, `ConsumerError` or `StoreError`; the letter
         then stays as it was.
         """
         if letter.sink is None:
-            asyncio.run(self._give_back(letter))
+            asyncio.run(self._give_back(letter, also))
             return
         if not letter.subject:
             self._anew(letter, letter.sink)
-            self._store.letters.mark_replayed(letter.id)
+            self._store.letters.mark_replayed(letter.id, also)
             return
         if letter.code in ("subject_too_long", "bad_subject"):
             raise SinkError(
@@ -68,7 +69,7 @@ class Replay:
             )
         key = letter.idempotency_key or ""
         self._publisher(letter.sink).publish(letter.subject, key, letter.message.encode())
-        self._store.letters.mark_replayed(letter.id)
+        self._store.letters.mark_replayed(letter.id, also)
 
     def __enter__(self) -> Self:
         return self
@@ -76,12 +77,12 @@ class Replay:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    async def _give_back(self, letter: StoredLetter) -> None:
+    async def _give_back(self, letter: StoredLetter, also: Also) -> None:
         consumers = Consumers(self._store.url, pool_size=1)
         await consumers.open()
         try:
             consumer = await consumers.get(letter.consumer or "")
-            await consumer.replay(letter.id)
+            await consumer.replay(letter.id, also)
         finally:
             await consumers.close()
 

@@ -42,7 +42,7 @@ def router(
     """
     api = APIRouter(dependencies=[Depends(permitted)], responses=documented(), tags=["manage"])
     streams.add(api, consumers)
-    http_consumers.add(api, consumers, context)
+    http_consumers.add(api, consumers)
     if state is not None:
         status.add(api, state)
     if context is not None:

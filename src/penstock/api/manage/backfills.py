@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Action, Context, actor_of
+from penstock.api.manage.context import Context, actor_of
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented
@@ -20,7 +20,7 @@ from penstock.backfill import tables
 from penstock.backfill.request import Backfill, BackfillRequest, Backfills, BackfillState, Command
 from penstock.config.consumers import storable
 from penstock.config.strict import DIGITS
-from penstock.desired.actions import note_action
+from penstock.desired.actions import Action, note_action
 
 _BACKFILLS: Final = "/v1/backfills"
 _MAX_ID: Final = 2**63 - 1

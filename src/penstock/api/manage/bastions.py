@@ -9,13 +9,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Action, Context
+from penstock.api.manage.context import Context
 from penstock.api.manage.settings import source_of, target_of
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import body_of, json_answer, read_object
 from penstock.bastion import fingerprint, host_key, public_line
 from penstock.config.bastion import Bastion, public_key
 from penstock.core.errors import BastionError, TargetError
+from penstock.desired.actions import Action
 from penstock.streams.bastions import pin
 
 BastionOf = Callable[[Context, str], Awaitable[Bastion | None]]

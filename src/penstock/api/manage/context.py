@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from fastapi import Request
 
@@ -16,10 +16,11 @@ from penstock.config.settings import Config
 from penstock.config.sources import PostgresSource
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
-from penstock.desired.actions import Actor, note_action
+from penstock.desired.actions import Action, Actor, note_action
 from penstock.desired.entities import Snapshot
 from penstock.desired.plan import Plan
 from penstock.desired.state import DesiredState
+from penstock.streams.connection import Also
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
@@ -34,15 +35,6 @@ _TRIAL_THREADS: Final = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Action(NamedTuple):
-    """What the audit log has of an action: of what kind and name, what was done, and how."""
-
-    kind: str
-    name: str
-    action: str
-    details: Mapping[str, Any] | None = None
 
 
 class TrialRefusal(Exception):  # noqa: N818 - it is an answer
@@ -69,8 +61,8 @@ class Tools(Protocol):
         Raises `ConfigError` where an expression can't be planned.
         """
 
-    def replay(self, store: Store, config: Config, letter: StoredLetter) -> None:
-        """Deliver a sink's dead letter again and record it; raises `PenstockError`."""
+    def replay(self, store: Store, config: Config, letter: StoredLetter, also: Also) -> None:
+        """Deliver a sink's dead letter again and record it, with `also`; raises `PenstockError`."""
 
     def try_sink(self, config: Config, sink: str, messages: bytes) -> Sequence[Mapping[str, Any]]:
         """Return what a sink would make of messages in JSON; raises `TrialRefusal`."""
@@ -114,13 +106,6 @@ class Context:
         """Return what a call of the store gives, which does not block the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._store_threads, lambda: call(*args, **kwargs))
-
-    async def note(
-        self, request: Request, kind: str, name: str, action: str, **details: Any
-    ) -> None:
-        """Add to the audit log what a request has done outside the store's connection."""
-        by = actor_of(request)
-        await self.run(note_action, self.store, kind, name, action, details, by=by)
 
     async def act(
         self,

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Action, Context, actor_of
+from penstock.api.manage.context import Context, actor_of
 from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented, problem_of, wrong
@@ -22,7 +22,8 @@ from penstock.config.consumers import storable
 from penstock.config.settings import Config
 from penstock.config.strict import DIGITS, Flag, Whole
 from penstock.core.errors import PenstockError
-from penstock.desired.actions import note_action, of_letters
+from penstock.desired.actions import Action, note_action, of_letters
+from penstock.streams.connection import Also
 from penstock.streams.letters import Cause
 from penstock.streams.records import StoredLetter
 
@@ -168,17 +169,12 @@ def add(api: APIRouter, context: Context) -> None:
             raise Problem(404, f"There is no dead letter {number}.")
         return letter
 
-    async def note(
-        request: Request, action: str, sink: str | None, consumer: str | None, **details: Any
-    ) -> None:
-        await context.note(request, *of_letters(sink, consumer), action, **details)
-
-    async def replay(letter: StoredLetter, config: Config | None = None) -> None:
+    async def replay(letter: StoredLetter, line: Also, config: Config | None = None) -> None:
         if letter.consumer is not None:
-            await (await context.consumers.get(letter.consumer)).replay(letter.id)
+            await (await context.consumers.get(letter.consumer)).replay(letter.id, line)
         elif context.tools is not None:
             config = config or await pipelines_of(context)
-            await context.run_long(context.tools.replay, context.store, config, letter)
+            await context.run_long(context.tools.replay, context.store, config, letter, line)
         else:
             raise Problem(409, "This process can't publish: `penstock dead-letters replay` can.")
 
@@ -219,8 +215,9 @@ def add(api: APIRouter, context: Context) -> None:
     )
     async def replay_letter(number: _Id, request: Request) -> Response:
         letter = await letter_of(number)
-        await replay(letter)
-        await note(request, "replay dead letter", letter.sink, letter.consumer, id=number)
+        of = of_letters(letter.sink, letter.consumer)
+        line = Action(*of, "replay dead letter", {"id": number}).line(actor_of(request))
+        await replay(letter, line)
         return Json(SUCCESS)
 
     @api.delete(f"{_LETTERS}/{{id}}", response_model=Success, summary="Delete a dead letter")
@@ -249,18 +246,17 @@ def add(api: APIRouter, context: Context) -> None:
         found, left = await selected(selection)
         of_sinks = context.tools is not None and any(letter.consumer is None for letter in found)
         config = await pipelines_of(context) if of_sinks else None
+        of = of_letters(*await named(selection.sink, selection.consumer))
+        action = Action(*of, "replay dead letters", _details(selection))
+        line = await context.run(action.counting, context.store, actor_of(request))
         failed = []
         for letter in found:
             try:
-                await replay(letter, config)
+                await replay(letter, line, config)
             except (PenstockError, Problem) as error:
                 failed.append({"id": letter.id, "detail": problem_of(error).detail})
         last = found[-1].id if found else None
         count = len(found) - len(failed)
-        if count:
-            of = await named(selection.sink, selection.consumer)
-            details = _details(selection, count)
-            await note(request, "replay dead letters", *of, **details)
         return json_answer({"replayed": count, "failed": failed, "left": left, "last": last})
 
     async def selected(selection: _Replay) -> tuple[Sequence[StoredLetter], bool]:
@@ -302,17 +298,16 @@ def add(api: APIRouter, context: Context) -> None:
                 )  # fmt: skip
                 if count:
                     action = *of_letters(sink, consumer), "drop dead letters"
-                    details = _details(selection, count)
+                    details = {**_details(selection), "count": count}
                     note_action(context.store, *action, details, by=actor_of(request))
             return count
 
         return json_answer({"dropped": await context.run(drop)})
 
 
-def _details(selection: _Selection, count: int) -> dict[str, Any]:
+def _details(selection: _Selection) -> dict[str, Any]:
     """Return what the audit log has of a selection, which names what it is of."""
-    given = selection.model_dump(exclude={"sink", "consumer", "limit"}, exclude_defaults=True)
-    return {**given, "count": count}
+    return selection.model_dump(exclude={"sink", "consumer", "limit"}, exclude_defaults=True)
 
 
 def _cause(cause: Cause) -> str:

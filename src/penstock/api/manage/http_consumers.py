@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from penstock.api.manage.access import grant_of
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import actor_of
 from penstock.api.manage.etags import IF_MATCH, check, etag
 from penstock.api.manage.pages import Limit, Paged, after, following
 from penstock.api.problems import documented, wrong
@@ -33,6 +33,8 @@ from penstock.api.schemas import (
 from penstock.config.consumers import ConsumerSettings, WebhookKeys
 from penstock.config.strict import DIGITS
 from penstock.core.message import Position
+from penstock.desired.actions import Action
+from penstock.streams.connection import Also
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
 from penstock.streams.consumers.registry import Consumers
@@ -57,13 +59,13 @@ class _Look(Limit):
     state: Literal["pending", "delivered", "dead"] = "pending"
 
 
-def add(api: APIRouter, consumers: Consumers, context: Context | None) -> None:
-    """Add the endpoints of consumers to `api`; without a `context` no action is logged."""
-    _add_consumers(api, consumers, context)
-    _add_actions(api, consumers, context)
+def add(api: APIRouter, consumers: Consumers) -> None:
+    """Add the endpoints of consumers to `api`."""
+    _add_consumers(api, consumers)
+    _add_actions(api, consumers)
 
 
-def _add_consumers(api: APIRouter, consumers: Consumers, context: Context | None) -> None:
+def _add_consumers(api: APIRouter, consumers: Consumers) -> None:
     @api.get(_CONSUMERS, response_model=ConsumersBody, summary="List the consumers")
     async def list_consumers(paged: Annotated[_List, Query()]) -> Response:
         (name,) = after(paged.cursor, str) or ("",)
@@ -110,11 +112,11 @@ def _add_consumers(api: APIRouter, consumers: Consumers, context: Context | None
         for key in ("via", "type", "stream"):
             if key in changes:
                 raise wrong(key, "unknown key")
+        line = _line(request, await consumers.get(consumer), "update", **changes)
         info = await consumers.update(
-            consumer, changes, by=grant_of(request).name, check=_checked(consumer, request)
-        )
-        if context is not None and info.own and await consumers.version(consumer) is None:
-            await context.note(request, "consumer", info.name, "update", **changes)
+            consumer, changes, by=grant_of(request).name, check=_checked(consumer, request),
+            also=line,
+        )  # fmt: skip
         return await _changed(consumers, info, 200)
 
     @api.delete(
@@ -131,11 +133,7 @@ def _add_consumers(api: APIRouter, consumers: Consumers, context: Context | None
         return Json(SUCCESS)
 
 
-def _add_actions(api: APIRouter, consumers: Consumers, context: Context | None) -> None:
-    async def note(request: Request, of: Consumer, action: str, **details: Any) -> None:
-        if context is not None:
-            await context.note(request, "consumer", of.info.name, action, **details)
-
+def _add_actions(api: APIRouter, consumers: Consumers) -> None:
     @api.post(
         f"{_CONSUMER}/rewind",
         response_model=Success,
@@ -151,8 +149,7 @@ def _add_actions(api: APIRouter, consumers: Consumers, context: Context | None) 
         if isinstance(to, Position):
             lsn = to.lsn + await consumers.base(found)
             to = Position(max(0, min(lsn, _MAX_BIGINT)), to.idx)
-        await found.rewind(to)
-        await note(request, found, "rewind", **given)
+        await found.rewind(to, _line(request, found, "rewind", **given))
         return Json(SUCCESS)
 
     @api.post(
@@ -164,8 +161,7 @@ def _add_actions(api: APIRouter, consumers: Consumers, context: Context | None) 
     )
     async def pause(consumer: str, request: Request) -> Response:
         found = await consumers.get(consumer)
-        await found.pause(grant_of(request).name)
-        await note(request, found, "pause")
+        await found.pause(grant_of(request).name, _line(request, found, "pause"))
         return Json(SUCCESS)
 
     @api.post(
@@ -175,8 +171,7 @@ def _add_actions(api: APIRouter, consumers: Consumers, context: Context | None) 
     )
     async def resume(consumer: str, request: Request) -> Response:
         found = await consumers.get(consumer)
-        await found.enable()
-        await note(request, found, "resume")
+        await found.enable(_line(request, found, "resume"))
         return Json(SUCCESS)
 
     @api.get(
@@ -213,9 +208,13 @@ def _add_actions(api: APIRouter, consumers: Consumers, context: Context | None) 
         request: Request,
     ) -> Response:
         found = await consumers.get(consumer)
-        await found.replay(number)
-        await note(request, found, "replay dead letter", id=number)
+        await found.replay(number, _line(request, found, "replay dead letter", id=number))
         return Json(SUCCESS)
+
+
+def _line(request: Request, of: Consumer, action: str, **details: Any) -> Also:
+    """Return what adds an action to the audit log, in the transaction that does it."""
+    return Action("consumer", of.info.name, action, details).line(actor_of(request))
 
 
 async def _shown(consumers: Consumers, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from penstock.api.manage.context import Action, Context
+from penstock.api.manage.context import Context
 from penstock.api.manage.http_consumers import place
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of
@@ -21,6 +21,7 @@ from penstock.api.problems import Problem, documented
 from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
 from penstock.api.schemas import Page, PositionBody, Rewind, Success
 from penstock.core.errors import StoreError
+from penstock.desired.actions import Action
 from penstock.streams.nats_consumers import NO_CONSUMER, NatsConsumers
 
 _ALL: Final = "/v1/nats-consumers"

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from psycopg.rows import dict_row
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.context import Context, actor_of
 from penstock.api.manage.pages import Limit, after, cursor_of, following
 from penstock.api.manage.settings import name_of
 from penstock.api.problems import Problem, documented, wrong
@@ -21,6 +21,7 @@ from penstock.api.schemas import Page
 from penstock.config.consumers import storable
 from penstock.config.strict import Whole
 from penstock.core import queries
+from penstock.desired.actions import note_action
 from penstock.streams.connect import connect
 from penstock.streams.consumers.browse import END, Criteria, browse
 from penstock.streams.consumers.search import EventKey
@@ -189,11 +190,14 @@ def add(api: APIRouter, context: Context) -> None:
             raise Problem(
                 409, f"There are {count} records now, not {asked.count}: count them again."
             )
+        # The line first: the records may be in another database, and go piece by piece.
+        name = await name_of(context, "sync", str(sync))
+        details = {"collection": asked.collection_id, "count": count}
+        await context.run(
+            note_action, context.store, "sync", name, "purge records", details,
+            by=actor_of(request),
+        )  # fmt: skip
         purged = await context.run_long(purge.purge, *of)
-        details = {"collection": asked.collection_id, "count": purged}
-        await context.note(
-            request, "sync", await name_of(context, "sync", str(sync)), "purge records", **details
-        )
         return json_answer({"count": count, "purged": purged})
 
 

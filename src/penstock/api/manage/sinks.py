@@ -9,12 +9,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.api.manage.access import grant_of
-from penstock.api.manage.context import Action, Context
+from penstock.api.manage.context import Context
 from penstock.api.manage.settings import name_of
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import SUCCESS, Json
 from penstock.api.schemas import Success
 from penstock.core.errors import StoreError
+from penstock.desired.actions import Action
 from penstock.streams.pauses import NO_SINK, NOT_PAUSABLE, pause_sink, resume_sink
 
 _SINK: Final = "/v1/sinks/{sink}"

@@ -11,13 +11,14 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.manage.access import grant_of
-from penstock.api.manage.context import Action, Context
+from penstock.api.manage.context import Context
 from penstock.api.manage.settings import configured_of
 from penstock.api.problems import documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, read_object
 from penstock.api.schemas import Success
 from penstock.config.syncs import Sync, collection_id
 from penstock.core.text import nearest
+from penstock.desired.actions import Action
 from penstock.syncs.controls import SyncControls
 
 _SYNC: Final = "/v1/syncs/{sync}"

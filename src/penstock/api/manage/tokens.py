@@ -12,12 +12,13 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.auth import Role
-from penstock.api.manage.context import Action, Context
+from penstock.api.manage.context import Context
 from penstock.api.manage.pages import Paged, paged
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
 from penstock.api.schemas import Page, Success
 from penstock.config.strict import Name
+from penstock.desired.actions import Action
 from penstock.streams.records import Token
 
 _TOKENS: Final = "/v1/tokens"

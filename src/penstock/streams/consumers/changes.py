@@ -18,10 +18,11 @@ from penstock.config.sinks import GROUP_SETTINGS
 from penstock.config.yaml_lines import escaped
 from penstock.core import queries
 from penstock.streams.catalogs import read_catalog
+from penstock.streams.connection import Also
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.joined import OF_TARGET, here, joined, written
-from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
+from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed, execute_all
 from penstock.streams.consumers.state import START, State
 from penstock.streams.consumers.stream_list import head_of
 from penstock.streams.consumers.types import (
@@ -101,9 +102,11 @@ class ConsumerChanges:
             raise taken from None
 
     async def update(
-        self, consumer: Consumer, changes: Mapping[str, Any], by: str, check: Check
+        self, consumer: Consumer, changes: Mapping[str, Any], by: str, check: Check, also: Also
     ) -> None:
-        """Change settings; raises `UnknownConsumer` and `pydantic.ValidationError`.
+        """Change settings, and do `also` where the desired state does not have them.
+
+        Raises `UnknownConsumer` and `pydantic.ValidationError`.
 
         Those of a stream's own group are the sink's that fills it; raises `Refused` for what that lacks.
         """
@@ -141,6 +144,8 @@ class ConsumerChanges:
                 await connection.execute(sql_filter.create(info.id, made))
             if found or not info.own:
                 await _change_entity(connection, entity_of(info), spec, by)
+            else:
+                await execute_all(connection, also)
 
     async def delete(self, info: ConsumerInfo, by: str, check: Check) -> None:
         """Delete a consumer and its state; raises `UnknownConsumer`, `Refused` for a stream's own."""
@@ -157,13 +162,16 @@ class ConsumerChanges:
             await connection.execute(sql_filter.drop(info.id))
             await _change_entity(connection, entity_of(info), None, by)
 
-    async def disable(self, info: ConsumerInfo, disabled: str | None, *, paused: bool) -> None:
+    async def disable(
+        self, info: ConsumerInfo, disabled: str | None, *, paused: bool, also: Also
+    ) -> None:
         """Note why a consumer is disabled and whether it is paused, or with None that it is not."""
         async with self._changing() as connection:
             values = {"disabled": disabled, "paused": paused, "consumer": info.id}
             done = await connection.execute(SQL["set_disabled"], values)
             if not done.rowcount:
                 raise unknown(info.name)
+            await execute_all(connection, also)
 
     async def _planned(self, settings: ConsumerSettings, stream: int) -> Translated | None:
         """Return a consumer's filter in SQL; raises `WrongSetting` and `Refused`."""

@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from penstock.core.message import Position
+from penstock.streams.connection import Also
 from penstock.streams.consumers.entry import Entry, StreamPosition
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
 from penstock.streams.consumers.loop import Loop
 from penstock.streams.consumers.reader import ConsumerReader
 from penstock.streams.consumers.receive_limit import Permits
-from penstock.streams.consumers.sessions import SQL, Sessions
+from penstock.streams.consumers.sessions import SQL, Sessions, execute_all
 from penstock.streams.consumers.standing import Standing, standing_of
 from penstock.streams.consumers.state import State
 from penstock.streams.consumers.steps import StepWriter
@@ -33,12 +34,14 @@ class _Save(Protocol):
     """Stores why a consumer is disabled, and whether it is paused."""
 
     def __call__(
-        self, info: ConsumerInfo, disabled: str | None, /, *, paused: bool
+        self, info: ConsumerInfo, disabled: str | None, /, *, paused: bool, also: Also
     ) -> Awaitable[None]: ...
 
 
 class Consumer:
     """A consumer of a stream. Every call raises `StoreUnavailable` where the store does not answer.
+
+    What calls do `also` is done in one transaction with the rest, as is a line of the audit log.
 
     Args:
         sessions: Connections to the store.
@@ -138,7 +141,9 @@ class Consumer:
         """Give back what a client never got: available at once, and not counted as delivered."""
         return await self._loop.ask("release", tokens)
 
-    async def rewind(self, to: Position | datetime | Literal["all", "new"]) -> Position:
+    async def rewind(
+        self, to: Position | datetime | Literal["all", "new"], also: Also = ()
+    ) -> Position:
         """Go on from a message, a commit time, the first or the next one; return the cursor.
 
         What is out is forgotten, and its tokens are refused as unknown from now on.
@@ -148,7 +153,7 @@ class Consumer:
             cursor = await self._steps.cursor_of(to)
             while True:
                 await self._steps.load_newest()
-                if await self._steps.log.append(Entry(cursor=cursor, rewound=True)):
+                if await self._steps.log.append(Entry(cursor=cursor, rewound=True), also=also):
                     self._steps.reader.seek(cursor)
                     self._steps.reader.forget()
                     self._freed(self.info.id)
@@ -235,7 +240,7 @@ class Consumer:
         await self._steps.load_newest()
         await self._loop.expire()
 
-    async def replay(self, number: int) -> None:
+    async def replay(self, number: int, also: Also = ()) -> None:
         """Put a dead letter back into the consumer; raises `UnknownDeadLetter`."""
 
         async def work() -> None:
@@ -243,16 +248,18 @@ class Consumer:
             if not rows:
                 raise UnknownDeadLetter(f"Consumer {self.info.name!r} has no dead letter {number}.")
             position: tuple[int, int] = rows[0]
+            done = ((SQL["mark_replayed"], (number,)), *also)
             while True:
                 state = await self._steps.load_newest()
                 held = any(message[:2] == position for message in state.held.values())
                 # What lies behind the cursor comes anyway.
                 if held or position > state.cursor:
-                    await self._sessions.execute(SQL["mark_replayed"], (number,))
+                    async with self._sessions.session() as connection, connection.transaction():
+                        await execute_all(connection, done)
                     return
                 groups = await self._steps.reader.groups_of(position)
                 entry = Entry(replays=[(*position, *groups)])
-                if await self._steps.log.append(entry, replayed=number):
+                if await self._steps.log.append(entry, also=done):
                     self._freed(self.info.id)
                     return
 
@@ -260,12 +267,12 @@ class Consumer:
 
     async def disable(self, reason: str) -> None:
         """Record why the webhook gets no more deliveries; its messages stay."""
-        await self._save(self.info, reason, paused=False)
+        await self._save(self.info, reason, paused=False, also=())
 
-    async def pause(self, by: str) -> None:
+    async def pause(self, by: str, also: Also = ()) -> None:
         """Deliver nothing and answer receives with nothing, until it is enabled; its messages stay."""
-        await self._save(self.info, f"{by} paused it", paused=True)
+        await self._save(self.info, f"{by} paused it", paused=True, also=also)
 
-    async def enable(self) -> None:
+    async def enable(self, also: Also = ()) -> None:
         """Take a `disable` or a `pause` back."""
-        await self._save(self.info, None, paused=False)
+        await self._save(self.info, None, paused=False, also=also)

@@ -9,9 +9,10 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from penstock.streams.connection import Also
 from penstock.streams.consumers.entry import Entry, StreamPosition
 from penstock.streams.consumers.line import Call, Statement, Value
-from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed
+from penstock.streams.consumers.sessions import SQL, Connection, Sessions, composed, execute_all
 from penstock.streams.consumers.state import Held, State, is_state, replay
 from penstock.streams.consumers.types import StoreUnavailable, UnknownConsumer
 from penstock.streams.consumers.view import SegmentView
@@ -94,14 +95,14 @@ class ConsumerLog:
         entry: Entry,
         dead: Collection[tuple[Held, str]] = (),
         segments: Collection[SegmentView] = (),
-        replayed: int | None = None,
+        also: Also = (),
     ) -> bool:
         """Take a step; its `dead`, each with its cause, become dead letters.
 
         Returns False if another process was faster.
 
-        Then its steps have been read, and this one has to be decided again. `replayed` is the dead
-        letter that it brings back. Raises `UndefinedTable` where one of `segments` has gone.
+        Then its steps have been read, and this one has to be decided again. `also` joins the step's
+        transaction. Raises `UndefinedTable` where one of `segments` has gone.
         """
         state = self.state
         assert state is not None  # noqa: S101 - a step is decided on it
@@ -109,12 +110,8 @@ class ConsumerLog:
         values: dict[str, Value] = {"seq": self._seq + 1, "entry": text}
         handed_out = range(state.next, state.next + len(entry.redelivered) + len(entry.new))
         try:
-            if dead or replayed is not None:
-                async with self._sessions.session() as connection:
-                    if dead:
-                        taken = await self._bury(connection, values, dead, segments)
-                    else:
-                        taken = await self._take_replayed(connection, values, replayed)
+            if dead or also:
+                taken = await self._insert_with(values, dead, segments, also)
             else:
                 taken = await self._insert_alone(values)
         except (psycopg.errors.UndefinedTable, UnknownConsumer):
@@ -138,14 +135,26 @@ class ConsumerLog:
             raise self._unknown() from None
         return result.command_tuples == 1
 
-    async def _take_replayed(
-        self, connection: Connection, values: dict[str, Value], letter: int | None
+    async def _insert_with(
+        self,
+        values: dict[str, Value],
+        dead: Collection[tuple[Held, str]],
+        segments: Collection[SegmentView],
+        also: Also,
     ) -> bool:
-        async with connection.transaction():
-            taken = await self._insert(connection, values)
-            if taken:
-                await connection.execute(SQL["mark_replayed"], (letter,))
-        return taken
+        async with self._sessions.session() as connection, connection.transaction():
+            if not await self._insert(connection, values):
+                return False
+            buried = await self._bury(connection, dead, segments) if dead else 0
+            await execute_all(connection, also)
+        if buried:
+            _log.warning("messages became dead letters", consumer=self._name, messages=buried)
+        if buried < len(dead):
+            _log.warning(
+                "messages left their stream before they could become dead letters",
+                consumer=self._name, messages=len(dead) - buried,
+            )  # fmt: skip
+        return True
 
     async def _insert(self, connection: Connection, values: dict[str, Value]) -> bool:
         try:
@@ -156,36 +165,26 @@ class ConsumerLog:
     async def _bury(
         self,
         connection: Connection,
-        values: dict[str, Value],
         dead: Collection[tuple[Held, str]],
         segments: Collection[SegmentView],
-    ) -> bool:
-        async with connection.transaction():
-            if not await self._insert(connection, values):
-                return False
-            columns = {
-                "consumer": self._consumer,
-                "lsns": [message[0] for message, _cause in dead],
-                "idxs": [message[1] for message, _cause in dead],
-                "counts": [message[4] for message, _cause in dead],
-                "reasons": [dead_letter_reason(message[4], cause) for message, cause in dead],
-            }
-            queries: list[str | sql.Composed] = [SQL["dead_again"]]
-            for segment in segments:
-                if any(segment.after < message[:2] <= segment.through for message, _ in dead):
-                    table = segment_table(segment.id)
-                    queries.append(composed("add_dead_letters", segment=table))
-            buried: set[StreamPosition] = set()
-            for query in queries:
-                buried.update(await (await connection.execute(query, columns)).fetchall())
-        if buried:
-            _log.warning("messages became dead letters", consumer=self._name, messages=len(buried))
-        if len(buried) < len(dead):
-            _log.warning(
-                "messages left their stream before they could become dead letters",
-                consumer=self._name, messages=len(dead) - len(buried),
-            )  # fmt: skip
-        return True
+    ) -> int:
+        """Make dead letters of messages; return of how many, as some may have left their stream."""
+        columns = {
+            "consumer": self._consumer,
+            "lsns": [message[0] for message, _cause in dead],
+            "idxs": [message[1] for message, _cause in dead],
+            "counts": [message[4] for message, _cause in dead],
+            "reasons": [dead_letter_reason(message[4], cause) for message, cause in dead],
+        }
+        queries: list[str | sql.Composed] = [SQL["dead_again"]]
+        for segment in segments:
+            if any(segment.after < message[:2] <= segment.through for message, _ in dead):
+                table = segment_table(segment.id)
+                queries.append(composed("add_dead_letters", segment=table))
+        buried: set[StreamPosition] = set()
+        for query in queries:
+            buried.update(await (await connection.execute(query, columns)).fetchall())
+        return len(buried)
 
     @property
     def long(self) -> bool:

@@ -14,6 +14,7 @@ from penstock.config.consumers import settings_of
 from penstock.core import queries
 from penstock.streams.bastions import SQL as BASTIONS_SQL
 from penstock.streams.bastions import filled
+from penstock.streams.connection import Also
 from penstock.streams.consumers.changes import Check, ConsumerChanges, accept, entity_of, unknown
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
@@ -196,14 +197,20 @@ class Consumers:
         return rows[0][1] if rows else None
 
     async def update(
-        self, name: str, changes: Mapping[str, Any], *, by: str = "api", check: Check = accept
+        self,
+        name: str,
+        changes: Mapping[str, Any],
+        *,
+        by: str = "api",
+        check: Check = accept,
+        also: Also = (),
     ) -> ConsumerInfo:
         """Change settings, those given alone; None sets one to its default.
 
-        `check` gets the version that is changed, and may raise. Raises `UnknownConsumer` and
-        `pydantic.ValidationError`.
+        `check` gets the version that is changed, and may raise. `also` is done with it where the desired
+        state does not have the consumer. Raises `UnknownConsumer` and `pydantic.ValidationError`.
         """
-        await self._changes.update(await self.get(name), changes, by, check)
+        await self._changes.update(await self.get(name), changes, by, check, also)
         await self._load()
         return (await self.get(name)).info
 
@@ -215,8 +222,10 @@ class Consumers:
         await self._changes.delete((await self.get(name)).info, by, check)
         await self._load()
 
-    async def _save(self, info: ConsumerInfo, disabled: str | None, *, paused: bool) -> None:
-        await self._changes.disable(info, disabled, paused=paused)
+    async def _save(
+        self, info: ConsumerInfo, disabled: str | None, *, paused: bool, also: Also
+    ) -> None:
+        await self._changes.disable(info, disabled, paused=paused, also=also)
         await self._load()
 
     async def bastion(self, bastion: Bastion) -> Bastion:

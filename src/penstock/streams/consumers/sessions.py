@@ -17,6 +17,7 @@ from psycopg.types.string import ByteaBinaryLoader
 from penstock.core import queries
 from penstock.core.connect import AsyncConnection, is_lost
 from penstock.streams.connect import connect_async
+from penstock.streams.connection import Also
 from penstock.streams.consumers.line import Call, Line
 from penstock.streams.consumers.types import StoreUnavailable
 from penstock.streams.errors import store_error
@@ -38,6 +39,12 @@ async def messages(connection: Connection, query: Any, params: Params) -> list[A
         cursor.adapters.register_loader("text", ByteaBinaryLoader)
         await cursor.execute(query, params)
         return await cursor.fetchall()
+
+
+async def execute_all(connection: Connection, statements: Also) -> None:
+    """Run statements in the transaction that `connection` is in."""
+    for statement in statements:
+        await connection.execute(*statement)
 
 
 def composed(name: str, **parts: sql.Composable) -> sql.Composed:
