@@ -6,8 +6,8 @@ They miss nothing and get nothing twice, and no run of the source ends before th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import pytest
 from penstock.desired.entities import Change
 from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database, JetStream
-from penstock.embedded.nats import EmbeddedNats
 from penstock.streams.store import Store
 
 from ..pipeline import PATIENCE, Penstock
@@ -52,11 +51,19 @@ ONE = {"type": "stream", "source": "shop", "actions": ["update"]}
 
 
 class Rig:
-    """A run under load whose entities change; JetStream drops no copies."""
+    """A run under load whose entities change."""
 
-    def __init__(self, run: Penstock, state: DesiredState, nats: JetStream, load: Load) -> None:
+    def __init__(
+        self,
+        run: Penstock,
+        store: Store,
+        environment: Mapping[str, str],
+        nats: JetStream,
+        load: Load,
+    ) -> None:
         self.run = run
-        self._state = state
+        self.store = store
+        self._state = DesiredState(store, environment)
         self._nats = nats
         self.load = load
         self.steps = 0
@@ -90,29 +97,35 @@ class Rig:
         return [int(r["price"]) for r in records if not r["id"] and int(r["price"])]
 
 
-@pytest.fixture
-def rig(
-    database: Database,
-    nats: JetStream,
-    nats_server: EmbeddedNats,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+@contextmanager
+def running(
+    database: Database, nats: JetStream, folder: Path, two: str, *, windows: Mapping[str, float]
 ) -> Iterator[Rig]:
-    """A run whose stream `two` is of the source that the test names."""
+    """A run whose stream `two` is of this source; JetStream drops copies within `windows`."""
     database.execute("CREATE TABLE items (id bigint PRIMARY KEY, price numeric)")
     database.execute("INSERT INTO items VALUES (0, 0)")
-    (tmp_path / "penstock.yaml").write_text(CONFIG.replace("TWO", request.param))
-    environment = {"SHOP_URL": database.url, "NATS_URL": nats_server.url}
+    (folder / "penstock.yaml").write_text(CONFIG.replace("TWO", two))
+    environment = {"SHOP_URL": database.url, "NATS_URL": nats.url}
     with ExitStack() as stack:
-        for name in ("plain", "mail", "direct"):
-            nats.add_stream(f"ANEW_{name}", f"anew.{name}", duplicate_window=0.1)
+        for name, window in windows.items():
+            nats.add_stream(f"ANEW_{name}", f"anew.{name}", duplicate_window=window)
             stack.callback(nats.delete_stream, f"ANEW_{name}")
-        run = stack.enter_context(Penstock(tmp_path, environment=environment))
+        run = stack.enter_context(Penstock(folder, environment=environment))
         run.start().wait_ready()
-        state = DesiredState(stack.enter_context(Store(database.url)), environment)
+        store = stack.enter_context(Store(database.url))
         load = Load(database, 1)
         stack.callback(load.stop)
-        yield Rig(run, state, nats, load)
+        yield Rig(run, store, environment, nats, load)
+
+
+@pytest.fixture
+def rig(
+    database: Database, nats: JetStream, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Rig]:
+    """A run whose stream `two` is of the source that the test names."""
+    windows = dict.fromkeys(("plain", "mail", "direct"), 0.1)
+    with running(database, nats, tmp_path, request.param, windows=windows) as rig:
+        yield rig
 
 
 @pytest.mark.parametrize("rig", ["shop"], indirect=True)

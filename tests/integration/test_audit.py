@@ -235,8 +235,8 @@ def test_an_action_without_its_line_is_not_done(
         done = CliRunner().invoke(app, [*words.split(), "-c", str(file)])
         assert (done.exit_code, "no line" in done.output) == (1, True), (words, done.output)
         assert state() == before, words
-    asked = {"ids": numbers[2:]}
-    answer = shop.client.post("/v1/replay-dead-letters", json=asked).json()
+    many = {"ids": numbers[2:]}
+    answer = shop.client.post("/v1/replay-dead-letters", json=many).json()
     assert answer["replayed"] == 0
     assert [each["id"] for each in answer["failed"]] == numbers[2:]
     assert state() == before
