@@ -5,6 +5,7 @@ What names a variable, `${DATABASE_URL}`, is no secret; what is written out besi
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
@@ -43,25 +44,34 @@ def _secrets(
 ) -> Iterator[tuple[Path, str, str]]:
     for key, value in spec.items():
         here = (*path, key)
-        field = model.model_fields.get(key) if model is not None else None
         if key in _URL_KEYS and isinstance(value, str):
             of_webhook = kind == "consumer" and model is not NatsConsumer
             if (shown := _shown_url(value, of_webhook=of_webhook)) != value:
                 yield here, value, shown
-        elif _is_secret_key(key) or (field is not None and _mentions(field.annotation)):
+        elif _is_secret(model, key):
             yield from _all_texts(value, here, of_provider=kind == "provider")
+        elif isinstance(value, str | int):
+            continue
         elif isinstance(value, Mapping):
-            inner = inner_model(field.annotation if field else None, value)
+            inner = inner_model(_annotation(model, key), value)
             yield from _secrets(value, inner, kind, here)
         elif isinstance(value, list | tuple):
             for i, member in enumerate(value):
                 if isinstance(member, Mapping):
-                    inner = inner_model(field.annotation if field else None, member)
+                    inner = inner_model(_annotation(model, key), member)
                     yield from _secrets(member, inner, kind, (*here, i))
 
 
-def _is_secret_key(key: str) -> bool:
-    return SECRET_KEY.search(key) is not None and key not in _PLAIN_KEYS
+@functools.lru_cache(maxsize=1024)
+def _is_secret(model: type[BaseModel] | None, key: str) -> bool:
+    """Whether what stands at a key of a model is a secret, by the key's name or by its type."""
+    named = SECRET_KEY.search(key) is not None and key not in _PLAIN_KEYS
+    return named or _mentions(_annotation(model, key))
+
+
+def _annotation(model: type[BaseModel] | None, key: str) -> Any:
+    field = None if model is None else model.model_fields.get(key)
+    return None if field is None else field.annotation
 
 
 def _all_texts(value: Any, path: Path, *, of_provider: bool) -> Iterator[tuple[Path, str, str]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
-
-import yaml
 
 from penstock.config import STORE_VARIABLE
 from penstock.config.models import SECTIONS, type_of
@@ -14,8 +12,10 @@ from penstock.config.yaml_lines import replaced, variables
 from penstock.core.text import Path, dotted
 from penstock.desired.entities import Snapshot
 from penstock.desired.variables import stored_secrets
+from penstock.desired.yaml_text import yaml_of
 
 _SETTINGS: Final = ("store", "spark")
+_FIRST: Final = ("type", "source", "stream", "url")
 
 
 def exported(snapshot: Snapshot, settings: Mapping[str, Any]) -> str:
@@ -31,17 +31,15 @@ def exported(snapshot: Snapshot, settings: Mapping[str, Any]) -> str:
         needed[secret.variable] = f"{' '.join(secret.key)}: {dotted(secret.path)}"
     root: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS.values()}
     for key in sorted(snapshot.entities):
-        entity = snapshot.entities[key]
-        spec = replaced(entity.spec, by_entity.get(key, {}))
+        entity, hidden = snapshot.entities[key], by_entity.get(key)
+        spec = replaced(entity.spec, hidden) if hidden else entity.spec
         for name in _variables(spec):
             needed.setdefault(name, f"{' '.join(key)}")
         root[SECTIONS[entity.kind]][entity.name] = _typed_first(spec)
     own = _own(settings, needed)
     root["sources"] |= own.pop("sources", {})
     document = {section: part for section, part in root.items() if part} | own
-    text = yaml.dump(
-        document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000
-    )  # fmt: skip
+    text = yaml_of(document)
     if needed:
         width = max(map(len, needed))
         lines = [f"#   {name:{width}}  {of}" for name, of in needed.items()]
@@ -71,33 +69,14 @@ def _own(settings: Mapping[str, Any], needed: dict[str, str]) -> dict[str, Any]:
 
 def _typed_first(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys in an order to read: a `jsonb` has lost the user's."""
-    first = [key for key in ("type", "source", "stream", "url") if key in spec]
-    return {key: spec[key] for key in (*first, *(key for key in spec if key not in first))}
+    return {**{key: spec[key] for key in _FIRST if key in spec}, **spec}
 
 
-def _variables(value: Any) -> list[str]:
+def _variables(value: Any) -> Sequence[str]:
     if isinstance(value, str):
-        return variables(value)
-    parts = value.values() if isinstance(value, Mapping) else value
-    if not isinstance(value, Mapping | list | tuple):
-        return []
-    return [name for part in parts for name in _variables(part)]
-
-
-_Base: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's, where PyYAML has it: thousands of entities take it a quarter of the time."""
-
-
-class _Dumper(_Base):  # type: ignore[misc,valid-type]  # one of two, as installed
-    """Writes texts of several lines as blocks, and repeats what is alike: no anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - as in the base
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-
-_Dumper.add_representer(str, _text)
+        return variables(value) if "${" in value else ()
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return ()
+    return [name for part in value for name in _variables(part)]

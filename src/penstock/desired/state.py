@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,8 +182,12 @@ def read(connection: psycopg.Connection[Any], kinds: Collection[str] | None = No
     """Return the state over a connection, as `DesiredState.read` does; raises what psycopg does."""
     values = {"kinds": None if kinds is None else list(kinds)}
     rows = connection.execute(_SQL["read"], values).fetchall()
-    entities = [Entity(*row[1:]) for row in rows if row[1] is not None]
-    return Snapshot(rows[0][0] if rows else 0, {entity.key: entity for entity in entities})
+    entities = {
+        (kind, name): Entity(kind, name, id_, json.loads(spec), *rest)
+        for _, kind, name, id_, spec, *rest in rows
+        if kind is not None
+    }
+    return Snapshot(rows[0][0] if rows else 0, entities)
 
 
 def changed_row(kind: str, name: str, spec: Spec | None, expected: int | None) -> dict[str, Any]:
