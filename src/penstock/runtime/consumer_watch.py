@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from prometheus_client.core import Metric
@@ -26,11 +26,31 @@ _REST: Final = 300.0
 log = structlog.get_logger("penstock")
 
 
+class _Watched(NamedTuple):
+    """A consumer as it was found, and what is shown of it, which is made once."""
+
+    info: ConsumerInfo
+    facts: ConsumerFacts
+    body: dict[str, Any]
+    part: Part
+
+    @classmethod
+    def of(cls, info: ConsumerInfo, facts: ConsumerFacts) -> _Watched:
+        """Return a consumer that was found so."""
+        subject, failure = f"consumer {info.stream}/{info.name}", failure_of(info, facts)
+        body = {
+            "stream": info.stream, "type": info.type, "own": info.own, "disabled": info.disabled,
+            **facts_body(info, facts),
+        }  # fmt: skip
+        part = Part.failing(subject, Level.DEGRADED, failure) if failure else Part(subject)
+        return cls(info, facts, body, part)
+
+
 class ConsumerWatch:
     """Reads the facts of all consumers every few seconds; any thread may read the newest ones."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[ConsumerInfo, ConsumerFacts]] = {}
+        self._found: dict[str, _Watched] = {}
         self._unread: set[str] = set()
         self._all_at = 0.0
         self._refusals: Mapping[str, tuple[str, float]] = {}
@@ -61,10 +81,10 @@ class ConsumerWatch:
         if looks_at_all:
             self._all_at = time.monotonic() + _REST
         before, due = self._found, list[ConsumerInfo]()
-        found: dict[str, tuple[ConsumerInfo, ConsumerFacts]] = {}
+        found: dict[str, _Watched] = {}
         for info in infos:
             old = before.get(info.name)
-            if old is None or looks_at_all or has_moved(info) or not self._rests(info, *old):
+            if old is None or looks_at_all or has_moved(info) or not self._rests(info, old):
                 due.append(info)
             else:
                 found[info.name] = old
@@ -72,55 +92,44 @@ class ConsumerWatch:
         self._unread = {info.name for info, facts in read if facts is None}
         for info, facts in read:
             if facts is not None:
-                found[info.name] = info, facts
+                found[info.name] = _Watched.of(info, facts)
             elif info.name in before:
-                found[info.name] = info, before[info.name][1]
-        self._found = found
+                found[info.name] = _Watched.of(info, before[info.name].facts)
+        self._found = dict(sorted(found.items()))
 
-    def _rests(self, now: ConsumerInfo, info: ConsumerInfo, facts: ConsumerFacts) -> bool:
+    def _rests(self, now: ConsumerInfo, old: _Watched) -> bool:
         """Return whether a consumer has nothing that changes by itself, or without a notice."""
-        at_rest = not facts.lag_messages and not facts.dead_letters
-        return at_rest and now == info and now.name not in self._unread
+        at_rest = not old.facts.lag_messages and not old.facts.dead_letters
+        return at_rest and now == old.info and now.name not in self._unread
 
     def parts(self) -> list[Part]:
         """Return the part of each consumer."""
         found, refusals = [], dict(self._refusals)
-        for info, facts in list(self._found.values()):
-            subject, failure = f"consumer {info.stream}/{info.name}", failure_of(info, facts)
-            if failure is None and info.name in refusals:
-                failure = _refused(*refusals[info.name])
-            found.append(
-                Part.failing(subject, Level.DEGRADED, failure) if failure else Part(subject)
-            )
-            refusals.pop(info.name, None)
+        for name, one in self._found.items():
+            part, refusal = one.part, refusals.pop(name, None)
+            if refusal is not None and not part.problems:
+                part = Part.failing(part.subject, Level.DEGRADED, _refused(*refusal))
+            found.append(part)
         for name, refusal in refusals.items():  # those that are not served at all
             found.append(Part.failing(f"consumer {name}", Level.DEGRADED, _refused(*refusal)))
         return found
 
     def as_json(self) -> dict[str, Any]:
         """Return the consumers as in `/status`."""
-        return {
-            name: {
-                "stream": info.stream,
-                "type": info.type,
-                "own": info.own,
-                "disabled": info.disabled,
-                **facts_body(info, facts),
-            }
-            for name, (info, facts) in sorted(self._found.items())
-        }
+        return {name: one.body for name, one in self._found.items()}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the consumers' metrics (Prometheus's own interface)."""
-        found = sorted(self._found.items())
+        found = self._found.values()
         for attribute, described in CONSUMERS.items():
             family = described.family()
-            for key, (info, facts) in found:
-                family.add_metric([info.stream, key], float(getattr(facts, attribute)))
+            for one in found:
+                labels = [one.info.stream, one.info.name]
+                family.add_metric(labels, float(getattr(one.facts, attribute)))
             yield family
         up = CONSUMER_UP.family()
-        for key, (info, facts) in found:
-            up.add_metric([info.stream, key], float(failure_of(info, facts) is None))
+        for one in found:
+            up.add_metric([one.info.stream, one.info.name], float(not one.part.problems))
         yield up
 
 

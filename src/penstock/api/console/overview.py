@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -35,36 +36,31 @@ async def show(visit: Visit) -> Response:
     parts: Mapping[str, str] = status["parts"]
     sources = await _entities(visit, "source", status["sources"], parts)
     sinks = await _entities(visit, "sink", status["sinks"], parts)
-    consumers = [
-        {"name": name, "level": parts.get(f"consumer {each['stream']}/{name}", "ready"), **each}
-        for name, each in status["consumers"].items()
-    ]
-    nats = [
-        {"name": name, "type": "nats", "level": parts.get(f"consumer {each['stream']}/{name}", "ready"),
-         "lag_seconds": None, "in_flight": None, "dead_letters": each["dead_lettered"],
-         **{k: v for k, v in each.items() if k not in ("type", "state")}}
-        for name, each in status["nats_consumers"].items()
-    ]  # fmt: skip
+    nats = status["nats_consumers"]
+    every = [*status["consumers"].items(), *nats.items()]
     streams = [
         {**each, "level": _level_of_stream(each["name"], status, parts)}
         for each in await visit.all("/v1/streams")
     ]
     syncs = [_sync(each) for each in await visit.all("/v1/syncs")]
     kinds = {
-        "sources": sources, "sinks": sinks, "streams": streams, "consumers": [*consumers, *nats],
-        "syncs": syncs,
+        "sources": _worst(sources), "sinks": _worst(sinks), "streams": _worst(streams),
+        "consumers": _worst_consumers(every, nats, parts), "syncs": _worst(syncs),
+    }  # fmt: skip
+    found = {
+        "sources": sources, "sinks": sinks, "streams": streams, "consumers": every, "syncs": syncs,
     }  # fmt: skip
     problems = [_actionable(each) for each in status["problems"]]
     return visit.render(
         "overview/page.html",
         status=status,
         problems=problems,
-        totals={kind: len(rows) for kind, rows in kinds.items()},
-        lag=sum(each["lag_messages"] for each in kinds["consumers"]),
+        totals={kind: len(those) for kind, those in found.items()},
+        lag=sum(each["lag_messages"] for _, each in every),
         waiting=sum(each.get("waiting") or 0 for each in sources),
-        rate=sum(each.get("per_second") or 0.0 for each in [*sinks, *nats]),
+        rate=sum(each.get("per_second") or 0.0 for each in [*sinks, *nats.values()]),
         linked=_linked(visit),
-        **{kind: _worst(rows) for kind, rows in kinds.items()},
+        **kinds,
     )
 
 
@@ -156,6 +152,32 @@ def _worst(rows: Iterable[Row]) -> list[Row]:
         rows, key=lambda row: (_RANK.get(row["level"], 3), -(row.get("lag_messages") or 0))
     )
     return ordered[:MOST]
+
+
+def _worst_consumers(
+    every: Sequence[tuple[str, Row]], nats: Mapping[str, Row], parts: Mapping[str, str]
+) -> list[Row]:
+    """Return the rows of the worst: of thousands no others are made."""
+
+    def level(name: str, each: Row) -> str:
+        return parts.get(f"consumer {each['stream']}/{name}", "ready")
+
+    def order(found: tuple[str, Row]) -> tuple[int, int]:
+        return _RANK.get(level(*found), 3), -found[1]["lag_messages"]
+
+    rows = []
+    for name, each in heapq.nsmallest(MOST, every, key=order):
+        row = {
+            "lag_seconds": None,
+            "in_flight": None,
+            "name": name,
+            "level": level(name, each),
+            **each,
+        }
+        if name in nats:
+            row |= {"type": "nats", "dead_letters": each["dead_lettered"]}
+        rows.append(row)
+    return rows
 
 
 def _actionable(problem: Row) -> Row:

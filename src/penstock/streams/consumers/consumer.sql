@@ -55,7 +55,8 @@ SELECT c.id, s.id, s.kind, s.source_id,
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id WHERE c.id = ANY (%s)
 
 -- name: status_log
-SELECT {consumer}, seq, entry FROM {log} WHERE seq > {since}
+-- One of the logs that are read together; of thousands, so put together from numbers alone.
+SELECT %(consumer)d, seq, entry FROM penstock.consumer_%(consumer)d WHERE seq > %(since)d
 
 -- name: status_count
 -- As `count`, behind each of some positions of a segment.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -29,19 +30,30 @@ Value = int | str | None
 
 
 class Statement:
-    """A query with parameters as psycopg has them, each of whose types the server can infer."""
+    """A query with parameters as psycopg has them, each of whose types the server can infer.
+
+    Its text is made when it is needed: a process may know thousands of consumers, and serve few.
+    """
 
     def __init__(self, query: sql.Composable) -> None:
-        self.names: list[str] = []
-        self.text = _PARAMETER.sub(self._number, query.as_string(None)).encode()
+        self._query = query
+
+    @cached_property
+    def text(self) -> bytes:
+        """The query as the server takes it."""
+        return _PARAMETER.sub(self._number, self._written).encode()
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of its parameters, by their numbers."""
+        return [name for name in dict.fromkeys(_PARAMETER.findall(self._written)) if name]
+
+    @cached_property
+    def _written(self) -> str:
+        return self._query.as_string(None)
 
     def _number(self, found: re.Match[str]) -> str:
-        name = found[1]
-        if name is None:
-            return "%"
-        if name not in self.names:
-            self.names.append(name)
-        return f"${self.names.index(name) + 1}"
+        return "%" if found[1] is None else f"${self.names.index(found[1]) + 1}"
 
 
 class Call(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from functools import cached_property
 from typing import Final
 
 import psycopg
@@ -41,11 +42,19 @@ class ConsumerLog:
         self._doubtful: tuple[int, str, range] | None = None
         self.lost: range | None = None
         """Deliveries of a step that was taken although its requests were answered with a failure."""
-        log = consumer_table(consumer)
-        self._append = composed("append", log=log)
-        self._append_alone = Statement(self._append)
-        self._since = composed("entries", log=log)
-        self._table = log
+        self._table = consumer_table(consumer)
+
+    @cached_property
+    def _append(self) -> sql.Composed:
+        return composed("append", log=self._table)
+
+    @cached_property
+    def _append_alone(self) -> Statement:
+        return Statement(self._append)
+
+    @cached_property
+    def _since(self) -> sql.Composed:
+        return composed("entries", log=self._table)
 
     @property
     def newest(self) -> tuple[int, State] | None:

@@ -23,14 +23,16 @@ from penstock.streams.consumers.sessions import SQL, Connection, Sessions, compo
 from penstock.streams.consumers.state import START, State, replay
 from penstock.streams.consumers.types import ConsumerError, ConsumerInfo, StoreUnavailable
 from penstock.streams.consumers.view import SegmentView, StreamRef, StreamView
-from penstock.streams.names import batches_table, consumer_table, segment_table
+from penstock.streams.names import batches_table, segment_table
 
 _AT_ONCE: Final = 100
 """So many consumers are read at once."""
 _COUNTED_AT_ONCE: Final = 4
 _PATIENCE: Final = 10.0
 """Seconds for those that are read at once, and for one that counts by itself."""
-_LOOKED_AT: Final = 20_000
+_LOOKED_AT: Final = 100_000
+_EVALUATED: Final = 20_000
+"""So many messages are looked at for these, or fewer where a condition in SQL is evaluated for each."""
 _KEPT: Final = 20_000
 _END: Final = (2**63 - 1, 2**63 - 1)
 _HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
@@ -148,7 +150,9 @@ class Status:
                     first = START if everything else view.view.head
                     one.take(logs.get(one.info.id) or State(first), now)
                     one.far = one.cursor > view.view.head
-            limit = max(_LOOKED_AT // max(len(those), 1), 100)
+            behind = sum(one.cursor < view.view.head for view in views for one in view.those)
+            has_sql = any(view.view.has_sql for view in views)
+            limit = max((_EVALUATED if has_sql else _LOOKED_AT) // max(behind, 1), 100)
             await _count(connection, views, limit)
             await _find_oldest(connection, views, limit)
         return {
@@ -173,16 +177,12 @@ class Status:
         """Return the states of consumers; one whose log is empty has none."""
         known = {id_: newest for id_ in ids if (newest := self._newest(id_)) is not None}
         branches = [
-            composed(
-                "status_log",
-                consumer=sql.Literal(id_),
-                log=consumer_table(id_),
-                since=sql.Literal(known[id_][0] if id_ in known else 0),
-            )
+            SQL["status_log"] % {"consumer": id_, "since": known[id_][0] if id_ in known else 0}
             for id_ in ids
         ]
         entries: dict[int, list[tuple[int, str]]] = {}
-        for id_, seq, entry in await _union(connection, branches, {}):
+        query = " UNION ALL ".join(branches).encode()
+        for id_, seq, entry in await _rows(connection, query, None) if ids else ():
             entries.setdefault(id_, []).append((seq, entry))
         for id_, found in entries.items():
             since, state = self._newest(id_) or (0, State())

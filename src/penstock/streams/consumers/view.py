@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
@@ -27,6 +28,7 @@ BYTES: Final = 4 << 20
 _FIRST_ROWS: Final = 200
 _LAST: Final = (1 << 63) - 1
 _HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
+_SEGMENTS: Final = Statement(composed("segments"))
 
 T = TypeVar("T")
 
@@ -75,11 +77,10 @@ class StreamView:
         self.size = BYTES // _FIRST_ROWS
         """The bytes of a message, roughly."""
         self._reading = asyncio.Lock()
-        head = sql.SQL(_HEAD).format(batches=batches_table(stream.source_id))
         # After the head: these segments hold all up to it.
         self._calls = (
-            Call(Statement(head), {}),
-            Call(Statement(composed("segments")), {"stream": stream.id}),
+            Call(_head_of(stream.source_id), {}),
+            Call(_SEGMENTS, {"stream": stream.id}),
         )
 
     @property
@@ -159,6 +160,12 @@ class StreamView:
         """Return the parameters of queries about positions behind `after` up to `last`."""
         names = ("lsn", "idx", "last_lsn", "last_idx", "head_lsn", "head_idx")
         return dict(zip(names, (*after, *last, *self.head), strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _head_of(source_id: int) -> Statement:
+    """Return what reads a source's head, which its thousands of consumers share."""
+    return Statement(sql.SQL(_HEAD).format(batches=batches_table(source_id)))
 
 
 def size_of(rows: Sequence[Row]) -> int:
