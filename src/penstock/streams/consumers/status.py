@@ -31,8 +31,9 @@ _COUNTED_AT_ONCE: Final = 4
 _PATIENCE: Final = 10.0
 """Seconds for those that are read at once, and for one that counts by itself."""
 _LOOKED_AT: Final = 100_000
+"""So many messages are counted at once,"""
 _EVALUATED: Final = 20_000
-"""So many messages are looked at for these, or fewer where a condition in SQL is evaluated for each."""
+"""or so many, where a condition in SQL is evaluated for each."""
 _KEPT: Final = 20_000
 _END: Final = (2**63 - 1, 2**63 - 1)
 _HEAD: Final = queries.load("penstock.streams", "store.sql")["head"]
