@@ -26,7 +26,7 @@ from penstock.syncs.connectors.contract import Record
 from penstock.syncs.errors import SyncError
 from penstock.syncs.records import schema
 from penstock.syncs.records.purge import purge
-from penstock.syncs.records.rows import record_id
+from penstock.syncs.records.rows import Row, record_id
 from penstock.syncs.records.sweep import SweepResult, Sweeps
 from penstock.syncs.records.writer import RecordsWritten, RecordWriter
 
@@ -95,6 +95,38 @@ def test_new_changed_and_unchanged_are_distinguished(writer: RecordWriter, url: 
     assert rows["b"]["updated_at"] > rows["b"]["inserted_at"]
     assert rows["c"]["updated_at"] == rows["c"]["inserted_at"] > rows["b"]["inserted_at"]
     assert not rows["c"]["deleted"]
+
+
+def test_what_is_expected_to_be_new_is_inserted_without_a_look(
+    writer: RecordWriter, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = uuid4()
+    looks: list[int] = []
+    original = RecordWriter._write
+
+    def look(self: RecordWriter, rows: Sequence[Row], of: Any) -> RecordsWritten:
+        looks.append(len(rows))
+        return original(self, rows, of)
+
+    monkeypatch.setattr(RecordWriter, "_write", look)
+
+    def write(*records: Record) -> RecordsWritten:
+        return writer.write(sync, "stripe", COLLECTION, records, expects_new=True)
+
+    assert write(record("a"), record("b"), Record("nul", b'{"a":"\\u0000"}')).inserted == 2
+    assert looks == []
+    rows = table(url, sync)
+    assert written(writer, sync, record("c")) == RecordsWritten(inserted=1)
+    looked_at = table(url, sync)["c"]
+    own = ("id", "upstream_id", "inserted_at", "updated_at")
+    assert {**rows["a"], **{k: looked_at[k] for k in own}} == looked_at
+    assert rows["a"]["inserted_at"] == rows["a"]["updated_at"]
+    looks.clear()
+    # One is there, or deleted: all are written as ever.
+    assert write(record("a", 2), record("d")) == RecordsWritten(inserted=1, updated=1)
+    assert write(record("e", deleted=True), record("f")) == RecordsWritten(inserted=1, unchanged=1)
+    assert looks == [2, 2]
+    assert table(url, sync)["a"]["data"] == {"v": 2, "at": 0}
 
 
 def test_a_text_that_changes_without_its_value_changes_nothing(
@@ -180,7 +212,10 @@ def test_two_writers_of_the_same_records_do_not_wait_for_each_other(url: str) ->
             records = [record(f"r{n}", round_, round_) for n in range(300)]
             if number % 2:
                 records.reverse()
-            total = total.plus(writer.write(sync, "stripe", COLLECTION, records))
+            written = writer.write(
+                sync, "stripe", COLLECTION, records, expects_new=number < 2 or round_ == 0
+            )
+            total = total.plus(written)
         writer.close()
         return total
 
@@ -297,14 +332,19 @@ VERSIONS = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches=st.lists(st.lists(VERSIONS, min_size=1, max_size=6), min_size=1, max_size=8))
+@given(
+    batches=st.lists(
+        st.tuples(st.lists(VERSIONS, min_size=1, max_size=6), st.booleans()), min_size=1, max_size=8
+    )
+)
 def test_the_fold_of_events_is_the_newest_records_is_the_model(
-    postgres_url: str, batches: list[list[Record]]
+    postgres_url: str, batches: list[tuple[list[Record], bool]]
 ) -> None:
     sync, model, writer = uuid4(), Model(), RecordWriter(postgres_url)
     totals = RecordsWritten()
-    for batch in batches:
-        totals = totals.plus(writer.write(sync, "stripe", COLLECTION, batch))
+    for batch, expects_new in batches:
+        written = writer.write(sync, "stripe", COLLECTION, batch, expects_new=expects_new)
+        totals = totals.plus(written)
         model.apply(batch)
     writer.close()
     rows = table(postgres_url, sync)
@@ -336,7 +376,7 @@ def test_the_fold_of_events_is_the_newest_records_is_the_model(
         "inserted": totals.inserted, "updated": totals.updated, "deleted": totals.deleted,
     }  # fmt: skip
     assert totals.inserted + totals.updated + totals.deleted + totals.unchanged == sum(
-        map(len, batches)
+        len(batch) for batch, _ in batches
     )
 
 

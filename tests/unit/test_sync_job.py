@@ -27,6 +27,8 @@ class Api:
     def __init__(self, reads: Callable[[int], object], writes: Callable[[int], object]) -> None:
         self._reads, self._writes = reads, writes
         self.connector = self
+        self.expected: list[bool] = []
+        self.becomes: Callable[[int], RecordsWritten] = lambda _: RecordsWritten(inserted=1)
 
     def collections(self, _: object = None) -> dict[str, Collection]:
         return {"contacts": Collection("contacts")}
@@ -41,17 +43,26 @@ class Api:
         yield self, None
 
     def write(
-        self, _sync: object, _of: object, _in: object, records: Sequence[Record]
+        self,
+        _sync: object,
+        _of: object,
+        _in: object,
+        records: Sequence[Record],
+        *,
+        expects_new: bool,
     ) -> RecordsWritten:
         (record,) = records
         self._writes(int(record.upstream_id))
-        return RecordsWritten(inserted=1)
+        self.expected.append(expects_new)
+        return self.becomes(int(record.upstream_id))
 
 
-def reports_of(api: Api, control: Control | None = None) -> tuple[list[int], Ended]:
+def reports_of(
+    api: Api, control: Control | None = None, kind: Kind = Kind.BACKFILL
+) -> tuple[list[int], Ended]:
     """Return the pages that a job has reported, by their resume tokens, and how it ended."""
     reports: list[Report] = []
-    job = Job(1, ID, "crm:contacts", Kind.BACKFILL, slice={})
+    job = Job(1, ID, "crm:contacts", kind, slice={})
     run(job, cast("Tools", api), control or Control(), reports.append)
     *pages, end = reports
     assert isinstance(end, Ended)
@@ -134,3 +145,23 @@ def test_nothing_is_written_behind_a_page_that_could_not_be() -> None:
     assert (pages, written) == ([0], [0])
     assert end.problem is not None
     assert (end.problem.code, end.problem.transient) == ("gone", True)
+
+
+def test_a_backfill_expects_new_records_as_long_as_it_meets_no_others() -> None:
+    api = Api(ignore, ignore)
+    reports_of(api)
+    assert api.expected == [False, True, True]
+
+    api = Api(ignore, ignore)
+    api.becomes = lambda n: RecordsWritten(inserted=1) if n != 1 else RecordsWritten(unchanged=1)
+    reports_of(api)
+    assert api.expected == [False, True, False]
+
+    api = Api(ignore, ignore)
+    api.becomes = lambda n: RecordsWritten(inserted=1) if n else RecordsWritten(updated=1)
+    reports_of(api)
+    assert api.expected == [False, False, False]
+
+    api = Api(ignore, ignore)
+    reports_of(api, kind=Kind.POLL)
+    assert api.expected == [False, False, False]

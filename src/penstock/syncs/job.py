@@ -165,6 +165,8 @@ class _Work:
         self._sync = UUID(job.sync)
         self._provider, _, self._name = job.collection.partition(":")
         self._sweep = None if job.sweep is None else UUID(job.sweep)
+        self._only_new: bool | None = None
+        """Whether all records so far were new ones; None before the first."""
 
     def run(self) -> None:
         job = self._job
@@ -254,7 +256,13 @@ class _Work:
             return PageDone(job.number, len(ids))
         records = [record for record in page.records if not self._is_too_old(record)]
         with tools.writing() as (writer, _):
-            written = writer.write(self._sync, self._provider, job.collection, records)
+            # A first copy most often. Where that is wrong once, Postgres logs the row that was there.
+            expects_new = job.kind is Kind.BACKFILL and self._only_new is True
+            written = writer.write(
+                self._sync, self._provider, job.collection, records, expects_new=expects_new
+            )
+        if records:
+            self._only_new = self._only_new is not False and written.only_inserted
         dead = [self._letter(each) for each in page.unreadable]
         dead += [self._letter(each) for each in written.refused]
         buried = tools.bury(dead) if dead else 0

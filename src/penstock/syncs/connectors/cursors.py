@@ -95,6 +95,11 @@ class CursorFormat:
         return found
 
 
+_ISO: Final = CursorFormat("iso8601")
+_UNIX: Final = CursorFormat("unix")
+_UNIX_MS: Final = CursorFormat("unix_ms")
+
+
 def time_of(value: Value | None) -> datetime | None:
     """Return a cursor's value if it is a time."""
     return value if isinstance(value, datetime) else None
@@ -106,8 +111,8 @@ def time_in(text: str | None) -> datetime | None:
         return None
     try:
         if text.lstrip("-").replace(".", "", 1).isdigit():
-            form = "unix_ms" if len(text.partition(".")[0]) >= 12 else "unix"
-            return time_of(CursorFormat(form).parse(text))
-        return time_of(CursorFormat("iso8601").parse(text))
+            form = _UNIX_MS if len(text.partition(".")[0]) >= 12 else _UNIX
+            return time_of(form.parse(text))
+        return time_of(_ISO.parse(text))
     except ValueError:
         return None

@@ -90,6 +90,10 @@ COPY pg_temp.penstock_seen FROM STDIN (FORMAT binary);
 -- name: copy_differing
 COPY pg_temp.penstock_differing FROM STDIN (FORMAT binary);
 
+-- name: copy_new
+COPY penstock.records (id, sync_id, provider, collection_id, upstream_id, upstream_created_at,
+    upstream_updated_at, deleted, payload_hash, data) FROM STDIN (FORMAT binary);
+
 -- name: differing
 -- The numbers of what is new or differs. The tombstone of an object that was never seen is kept where it
 -- has a time: an older version that comes late is then known as one.

@@ -22,6 +22,7 @@ _NULL: Final = b"\xff\xff\xff\xff"
 _SIXTEEN, _EIGHT, _FOUR, _ONE = ((n).to_bytes(4, "big") for n in (16, 8, 4, 1))
 _SEEN: Final = (5).to_bytes(2, "big") + _FOUR
 _DIFFERING: Final = (7).to_bytes(2, "big") + _SIXTEEN
+_NEW: Final = (10).to_bytes(2, "big") + _SIXTEEN
 _SWEPT: Final = (2).to_bytes(2, "big") + _SIXTEEN
 _TRUE, _FALSE = _ONE + b"\1", _ONE + b"\0"
 _NO_DATA: Final = b"{}"
@@ -151,17 +152,32 @@ def seen(rows: Sequence[Row]) -> bytes:
 
 def differing(rows: Iterable[Row]) -> bytes:
     """Return the rows for `copy_differing`, payloads included."""
+    return _whole(rows, _DIFFERING, b"")
+
+
+def new(rows: Iterable[Row], sync_id: UUID, provider: str, collection_id: str) -> bytes:
+    """Return the rows for `copy_new`."""
+    of = _SIXTEEN + sync_id.bytes + _text(provider) + _text(collection_id)
+    return _whole(rows, _NEW, of)
+
+
+def _whole(rows: Iterable[Row], before_id: bytes, after_id: bytes) -> bytes:
     parts = [HEADER]
     for row in rows:
         record = row.record
-        upstream_id, data = record.upstream_id.encode(), record.data or _NO_DATA
+        data = record.data or _NO_DATA
         parts += (
-            _DIFFERING, row.id, len(upstream_id).to_bytes(4, "big"), upstream_id,
-            time(record.created_at), row.updated_at, _TRUE if record.deleted else _FALSE,
-            row.hash, (len(data) + 1).to_bytes(4, "big"), b"\1", data,
+            before_id, row.id, after_id, _text(record.upstream_id), time(record.created_at),
+            row.updated_at, _TRUE if record.deleted else _FALSE, row.hash,
+            (len(data) + 1).to_bytes(4, "big"), b"\1", data,
         )  # fmt: skip
     parts.append(TRAILER)
     return b"".join(parts)
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return len(encoded).to_bytes(4, "big") + encoded
 
 
 def swept(sweep: UUID, found: Iterable[bytes]) -> bytes:
