@@ -200,6 +200,25 @@ def test_a_stream_with_nothing_to_do_is_left_alone(
     assert begun == []
 
 
+def test_segments_without_older_versions_are_merged_only_where_they_are_many(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(maintenance.SEGMENT_BYTES, "rows", 0)
+    stream = make_stream(store, kind="rows")
+    left: dict[int, list[int]] = {}
+    counts = []
+    for number in range(8):
+        publish(store, stream, [inserted(40 * number + key) for key in range(40)])
+        run_once(store, left)
+        counts.append(segments(store, stream))
+    assert counts == [2, 3, 4, 5, 6, 7, 8, 2]  # the closed ones, and the open one
+    assert len(read(store, stream)) == 320
+    publish(store, stream, [updated(key) for key in range(640)])
+    run_once(store, left)
+    assert segments(store, stream) == 2  # two of them, and half of the rows had a newer version
+    assert len(read(store, stream)) == 640
+
+
 def test_segments_of_like_sizes_are_merged() -> None:
     def merged(*sizes: int, head: int = 100) -> list[int]:
         listed = [
@@ -389,7 +408,7 @@ def test_it_outlives_an_unforeseen_error(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(maintenance, "INTERVAL", 0.01)
     runs = threading.Semaphore(0)
 
-    def broken(_: Store) -> None:
+    def broken(*_: object) -> None:
         runs.release()
         raise ValueError
 
@@ -448,7 +467,7 @@ def test_it_ends_where_the_store_hangs(
     busy = threading.Event()
     original = run_once
 
-    def noted(of: Store) -> None:
+    def noted(of: Store, _: object) -> None:
         original(of)
         busy.set()
 

@@ -22,7 +22,7 @@ from penstock.core.message import Position
 from penstock.streams.names import batches_table, segment_table
 from penstock.streams.nats_consumers import low_watermarks, note_dropped
 from penstock.streams.records import START, SourceRecord, StreamRecord
-from penstock.streams.rows import forgettable, merge, to_merge
+from penstock.streams.rows import forgettable, is_worth_it, merge, to_merge
 from penstock.streams.segments import (
     SQL,
     Connection,
@@ -54,6 +54,7 @@ class Maintenance:
     def __init__(self, url: str) -> None:
         self._store = Store(url)
         self._stopped = threading.Event()
+        self._left: dict[int, list[int]] = {}
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
 
     def __enter__(self) -> Maintenance:
@@ -69,7 +70,7 @@ class Maintenance:
     def _run(self) -> None:
         while not self._stopped.wait(INTERVAL):
             try:
-                run_once(self._store)
+                run_once(self._store, self._left)
             except StoreError as error:
                 if not self._stopped.is_set():
                     _log.warning("streams not maintained", error=str(error), code=error.code)
@@ -78,8 +79,12 @@ class Maintenance:
                     _log.exception("streams not maintained")
 
 
-def run_once(store: Store) -> None:
-    """Do what is due. What is locked by others is left for the next time; raises `StoreError`."""
+def run_once(store: Store, left: dict[int, list[int]] | None = None) -> None:
+    """Do what is due. What is locked by others is left for the next time; raises `StoreError`.
+
+    `left` has the runs of segments, by stream, that were not worth merging: these are left alone.
+    """
+    left = {} if left is None else left
     streams, heads = store.streams(), dict[int, Position]()
     for source in store.sources():
         with _unless_locked(store) as connection:
@@ -96,9 +101,9 @@ def run_once(store: Store) -> None:
             found = None
             with _unless_locked(store) as connection:
                 _expire(store, connection, stream)
-        if found is None or _mergeable(stream, found, head):
+        if found is None or _ids(_mergeable(stream, found, head)) != left.get(stream.id, []):
             with _unless_locked(store) as connection:
-                _merge(store, connection, stream)
+                _merge(store, connection, stream, left)
     with store.connection() as connection:
         orphans = [row[0] for row in connection.execute(SQL["orphans"])]
     for segment_id in orphans:
@@ -194,14 +199,23 @@ def _expire(store: Store, connection: Connection, stream: StreamRecord) -> None:
             )  # fmt: skip
 
 
-def _merge(store: Store, connection: Connection, stream: StreamRecord) -> None:
+def _ids(run: Sequence[Segment]) -> list[int]:
+    return [segment.id for segment in run]
+
+
+def _merge(
+    store: Store, connection: Connection, stream: StreamRecord, left: dict[int, list[int]]
+) -> None:
     """Merge closed segments of a stream of kind rows."""
     segments = segments_of(connection, stream.id)
-    if run := _mergeable(stream, segments, store.head(stream.source_id)):
-        readers = readers_of(stream, store.consumers())
-        watermarks = [low_watermark(connection, reader) for reader in readers]
-        watermarks += low_watermarks(connection, stream)
-        merge(connection, stream, run, forgettable(segments, run, watermarks))
+    run = _mergeable(stream, segments, store.head(stream.source_id))
+    if not run or not is_worth_it(connection, run):
+        left[stream.id] = _ids(run)
+        return
+    readers = readers_of(stream, store.consumers())
+    watermarks = [low_watermark(connection, reader) for reader in readers]
+    watermarks += low_watermarks(connection, stream)
+    merge(connection, stream, run, forgettable(segments, run, watermarks))
 
 
 def _empty_batches(store: Store, connection: Connection, source: SourceRecord) -> None:

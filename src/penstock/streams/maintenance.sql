@@ -58,6 +58,12 @@ ORDER BY s.lsn, s.idx
 -- name: newest
 NOT EXISTS (SELECT FROM {segment} n WHERE n.key = s.key AND (n.lsn, n.idx) > (s.lsn, s.idx))
 
+-- name: sample
+-- How many rows there are in a share of a segment's pages, in percent, and how many of them have a newer
+-- version, or are deletes.
+SELECT count(*), count(*) FILTER (WHERE (s.key IS NOT NULL AND s.action = 'delete') OR NOT ({newest}))
+FROM {segment} s TABLESAMPLE SYSTEM ({percent}::real)
+
 -- name: add_merged
 INSERT INTO penstock.segments
     (id, stream_id, after_lsn, after_idx, through_lsn, through_idx, opened_at, closed_at)

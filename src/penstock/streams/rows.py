@@ -1,7 +1,8 @@
 """Streams of kind `rows`: closed segments merged into one that has the newest version of each row.
 
 Segments of like sizes are merged, so that a row is copied a number of times that grows with the
-logarithm of the stream's size. A delete is left out when no older version is left elsewhere (the
+logarithm of the stream's size; few of them are left alone where their rows have no newer versions, as
+after a first copy. A delete is left out when no older version is left elsewhere (the
 merge takes in the stream's first segment) and every consumer is past it.
 """
 
@@ -23,6 +24,10 @@ from penstock.streams.records import START, StreamRecord
 from penstock.streams.segments import SQL, Connection, Segment, lock_writers, short_locks
 
 _SCHEMA = queries.load("penstock.streams", "schema.sql")
+_FEW: Final = 8
+"""A run of fewer segments is merged only where that drops rows: a reader looks into each of them."""
+_SAMPLED_BYTES: Final = 1024 * 1024
+_LEAST_SHARE: Final = 0.05
 _PAUSES: Final = (1.0, 2.0, 4.0, 8.0)
 """Seconds between tries to keep the writers out, each of which holds them up for one."""
 
@@ -37,6 +42,22 @@ def to_merge(segments: Sequence[Segment], head: Position) -> list[Segment]:
         run.insert(0, segment)
         size += segment.bytes
     return run if len(run) > 1 else []
+
+
+def is_worth_it(connection: Connection, run: Sequence[Segment]) -> bool:
+    """Return whether a run is to be merged: it is long, or a sample of its rows shows what to drop."""
+    if len(run) >= _FEW:
+        return True
+    rows = droppable = 0
+    for index, segment in enumerate(run):
+        query = sql.SQL(SQL["sample"]).format(
+            segment=segment_table(segment.id),
+            newest=sql.SQL(" AND ").join(_newest(later) for later in run[index:]),
+            percent=sql.Literal(100 * min(1.0, _SAMPLED_BYTES / max(segment.bytes, 1))),
+        )
+        found, old = connection.execute(query).fetchone() or (0, 0)
+        rows, droppable = rows + found, droppable + old
+    return droppable >= _LEAST_SHARE * rows
 
 
 def merge(
