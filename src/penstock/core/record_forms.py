@@ -12,7 +12,8 @@ subjects take 7 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -45,6 +46,7 @@ _HASH: Final = ',"payload_hash":"00000000-0000-0000-0000-000000000000"}'
 _NO_HASH: Final = ',"payload_hash":null}'
 _DATA: Final = b',"data":'
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_newest: tuple[Callable[[], pa.RecordBatch | None], pa.StructArray | None] = (lambda: None), None
 
 
 def _text(value: str) -> pa.Scalar:
@@ -99,7 +101,7 @@ def formed(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     if not batch.num_rows or _are_formed(batch):
         return batch
     record = batch.column("record")
-    head = pc.extract_regex(record, _HEAD)
+    head = _head(batch)
     if head.null_count:
         at = pc.index(pc.is_null(head), True).as_py()
         raise ValueError(f"no row of the records table: {record[at].as_py()[:200]}")
@@ -159,8 +161,17 @@ def _record(record: pa.Array, sync: pa.Array) -> Sequence[pa.Array | pa.Scalar]:
 
 def _deleted(batch: pa.RecordBatch) -> pa.BooleanArray:
     """Return of each row whether its record is deleted now; false where that is not to be seen."""
-    head = pc.extract_regex(batch.column("record"), _HEAD)
-    return pc.fill_null(pc.equal(pc.struct_field(head, "deleted"), _TRUE), _NO)
+    return pc.fill_null(pc.equal(pc.struct_field(_head(batch), "deleted"), _TRUE), _NO)
+
+
+def _head(batch: pa.RecordBatch) -> pa.StructArray:
+    """Return what stands before each record's data; it is looked up once for the sinks of a batch."""
+    global _newest
+    of, head = _newest
+    if of() is not batch:
+        head = pc.extract_regex(batch.column("record"), _HEAD)
+        _newest = weakref.ref(batch), head
+    return head
 
 
 def _types(batch: pa.RecordBatch, deleted: pa.BooleanArray) -> pa.StringArray:

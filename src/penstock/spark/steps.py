@@ -130,7 +130,9 @@ class Steps:
             rows = passing_rows(block.messages, self.route.settings.kind)
             passing = rows if passing is None else pc.and_(passing, rows)
         if plan is None:
-            messages = block.messages if passing is None else block.messages.filter(passing)
+            messages = block.messages
+            if passing is not None and not pc.all(passing).as_py():
+                messages = messages.filter(passing)
             return Prepared(self._grouped(self._formed(messages)))
         dead: list[DeadLetter] = []
         messages, results = block.messages, block.results
