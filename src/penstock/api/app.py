@@ -62,11 +62,10 @@ class Api(FastAPI):
         self.status = Status(
             alone(self.consumers) if state is None else _in_thread(state), always=state is not None
         )
-        workers = consume.router(self.consumers, self.receives)
-        # Their routes themselves: `include_router` looks a path up twice.
-        for router in workers, manage.router(self.consumers, self.context, self.status):
-            self.router.routes.extend(router.routes)
-        self._shortcut = Shortcut(workers.routes, self.tokens)
+        # The routes themselves: `include_router` looks a path up twice.
+        manages = manage.router(self.consumers, self.context, self.status)
+        self.router.routes += [*consume.api.routes, *manages.routes]
+        self._shortcut = Shortcut(self, consume.api.routes, self.tokens)
         self.console = Console(url, self.tokens, super().__call__)
         self.add_middleware(Gate, tokens=self.tokens)
         problems.handle(self)

@@ -43,6 +43,14 @@ _MAX_REASON: Final = 500
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
+api = APIRouter(
+    route_class=BytesRoute,
+    dependencies=[Depends(BEARER)],
+    responses=documented(),
+    tags=["consume"],
+)
+"""What workers call, of every app: an endpoint takes consumers and receives from the request's."""
+
 
 class Receives:
     """The receives that wait: each ends when its client hangs up, all when the server stops."""
@@ -110,24 +118,12 @@ def _paused(consumer: Consumer, received: Received) -> bytes:
     return b',"paused":' + orjson.dumps(info.disabled) if info.paused and not received[0] else b""
 
 
-def router(consumers: Consumers, receives: Receives) -> APIRouter:
-    """Return the endpoints that workers use."""
-    api = APIRouter(
-        route_class=BytesRoute,
-        dependencies=[Depends(BEARER)],
-        responses=documented(),
-        tags=["consume"],
-    )
-    for form in FORMS:
-        _add(api, form, consumers, receives)
-    return api
-
-
-def _add(api: APIRouter, form: Form, consumers: Consumers, receives: Receives) -> None:
-    find = consumers.get if form.parameter == "consumer" else consumers.own
+def _add(form: Form) -> None:
     parameter, tokens_field = form.parameter, form.tokens
 
     async def consumer_of(request: Request) -> Consumer:
+        consumers: Consumers = request.app.consumers
+        find = consumers.get if parameter == "consumer" else consumers.own
         name = request.path_params[parameter]
         grant: Grant = request.scope["grant"]
         if grant.may_consume(name):
@@ -147,6 +143,7 @@ def _add(api: APIRouter, form: Form, consumers: Consumers, receives: Receives) -
                 name: within(name, value, *_RECEIVE[name][:2]) for name, value in values.items()
             }
         consumer = await consumer_of(request)
+        receives: Receives = request.app.receives
         received = await receives.receive(
             consumer,
             values["batch_size"],
@@ -180,7 +177,7 @@ def _add(api: APIRouter, form: Form, consumers: Consumers, receives: Receives) -
     path, methods = form.receive
     for method in methods:
         _declare(
-            api, f"{form.path}/{path}", receive, form, method=method, summary="Receive messages",
+            f"{form.path}/{path}", receive, form, method=method, summary="Receive messages",
             description="Waits up to `wait_for_ms` for the first one; its messages are this "
             "worker's until they are acked, nacked, or the consumer's `ack_wait_ms` is over. While the "
             "consumer is paused there is none, and `paused` names who paused it.",
@@ -195,14 +192,13 @@ def _add(api: APIRouter, form: Form, consumers: Consumers, receives: Receives) -
          {"ack_wait_ms": {"anyOf": [_number(1, _MAX_MS), {"type": "null"}]}}),
     ):  # fmt: skip
         _declare(
-            api, f"{form.path}/{endpoint.__name__}", endpoint, form, method="POST",
+            f"{form.path}/{endpoint.__name__}", endpoint, form, method="POST",
             summary=summary, description=description, model=Success,
             extra=body_of(_tokens_schema(form.tokens, more)), codes=(409, 413),
         )  # fmt: skip
 
 
 def _declare(
-    api: APIRouter,
     path: str,
     endpoint: _Endpoint,
     form: Form,
@@ -288,3 +284,7 @@ def _answer(outcome: Outcome, form: Form, done: str) -> Response:
         f"worker holds the message now, `unknown` where the {form.parameter} has no such delivery.",
         more={done: outcome.done, "refused": refused},
     )
+
+
+for _form in FORMS:
+    _add(_form)

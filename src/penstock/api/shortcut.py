@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
@@ -26,9 +26,10 @@ _Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Shortcut:
-    """Serves those of `routes` whose paths are `/v1/collection/{name}/action`."""
+    """Serves those of an app's `routes` whose paths are `/v1/collection/{name}/action`."""
 
-    def __init__(self, routes: Iterable[BaseRoute], tokens: KnownTokens) -> None:
+    def __init__(self, app: FastAPI, routes: Iterable[BaseRoute], tokens: KnownTokens) -> None:
+        self._app = app
         self._tokens = tokens
         self._endpoints: dict[tuple[str, str, str], tuple[str, _Endpoint]] = {}
         for route in routes:
@@ -48,6 +49,7 @@ class Shortcut:
         if found is None:
             return False
         parameter, endpoint = found
+        scope["app"] = self._app
         scope["path_params"] = {parameter: parts[3]}
         request = Request(scope, receive, send)
         try:

@@ -39,12 +39,20 @@ class InMemoryTokens(KnownTokens):
         return token
 
 
+class _InMemoryApi(FastAPI):
+    """What the endpoints take from their app."""
+
+    def __init__(self, consumers: InMemoryConsumers) -> None:
+        super().__init__(redirect_slashes=False)
+        self.consumers = consumers
+        self.receives = consume.Receives()
+        manages = manage.router(cast(Consumers, consumers))
+        self.router.routes += [*consume.api.routes, *manages.routes]
+
+
 def make_app(consumers: InMemoryConsumers, tokens: KnownTokens) -> ASGIApp:
     """Return the Consume and the Management API over consumers in memory."""
-    app = FastAPI(redirect_slashes=False)
-    registry = cast(Consumers, consumers)
-    for router in consume.router(registry, consume.Receives()), manage.router(registry):
-        app.router.routes.extend(router.routes)
+    app = _InMemoryApi(consumers)
     app.add_middleware(Gate, tokens=tokens)
     problems.handle(app)
 
