@@ -41,12 +41,12 @@ def router(
     Without a `context` those alone that need nothing but `consumers`, which may be in memory.
     """
     api = APIRouter(dependencies=[Depends(permitted)], responses=documented(), tags=["manage"])
-    streams.add(api, consumers)
+    api.routes.extend(streams.api.routes)
     http_consumers.add(api, consumers)
     if state is not None:
-        status.add(api, state)
+        api.routes.extend(status.api.routes)
     if context is not None:
-        messages.add(api, consumers)
+        api.routes.extend(messages.api.routes)
         entities.add(api, context)
         nats_consumers.add(api, context)
         sinks.add(api, context)

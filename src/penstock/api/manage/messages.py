@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import Response
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,7 @@ from pydantic import (
     ValidationError,
 )
 
+from penstock.api.manage.endpoints import AppConsumers, new_router
 from penstock.api.manage.pages import Limit, after, cursor_of
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import Json, body_of, json_answer, read_object
@@ -29,7 +30,6 @@ from penstock.core.tables import TablePattern
 from penstock.core.text import sentence
 from penstock.streams.consumers.browse import END, Criteria, SearchPage, browse, condition
 from penstock.streams.consumers.history import ConsumerStanding, history
-from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.search import Found, Key, StreamSearch
 from penstock.streams.consumers.try_filters import try_filters
 from penstock.streams.records import START
@@ -44,6 +44,8 @@ _TIME: Final[TypeAdapter[datetime]] = TypeAdapter(
     Annotated[AwareDatetime, BeforeValidator(iso_time)]
 )
 _Text = Annotated[str, Field(max_length=10_000), AfterValidator(storable)]
+
+api = new_router()
 
 
 class _Search(Limit):
@@ -134,91 +136,94 @@ class _Verdicts(BaseModel):
     data: list[_Verdict]
 
 
-def add(api: APIRouter, consumers: Consumers) -> None:
-    """Add the endpoints to `api`."""
+@api.post(
+    "/v1/streams/{stream}/try-filters",
+    response_model=_Verdicts,
+    summary="Try a consumer's filters on messages",
+    description="What a consumer of the stream with these `filters` would be handed out. Nothing is "
+    "delivered, and no consumer need exist.",
+    responses=documented(409, 413),
+    openapi_extra=body_of(_Try),
+)
+async def tried(consumers: AppConsumers, stream: str, request: Request) -> Response:
+    asked = _Try.model_validate(await read_object(request))
+    search = await consumers.search(_storable("stream", stream))
+    found = await try_filters(search, asked.filters, asked.messages)
+    return json_answer({"data": [each._asdict() for each in found]})
 
-    @api.post(
-        "/v1/streams/{stream}/try-filters",
-        response_model=_Verdicts,
-        summary="Try a consumer's filters on messages",
-        description="What a consumer of the stream with these `filters` would be handed out. Nothing is "
-        "delivered, and no consumer need exist.",
-        responses=documented(409, 413),
-        openapi_extra=body_of(_Try),
-    )
-    async def tried(stream: str, request: Request) -> Response:
-        asked = _Try.model_validate(await read_object(request))
-        search = await consumers.search(_storable("stream", stream))
-        found = await try_filters(search, asked.filters, asked.messages)
-        return json_answer({"data": [each._asdict() for each in found]})
 
-    @api.get(
-        _MESSAGES,
-        response_model=StreamMessages,
-        summary="Find messages of a stream",
-        description="Those that fit all that is given; none is taken. Of a stream of kind `rows` the "
-        "newest version of each row is there. A page may have few messages, or none, and a `next`: the "
-        "search goes on there.",
-        responses=documented(409),
+@api.get(
+    _MESSAGES,
+    response_model=StreamMessages,
+    summary="Find messages of a stream",
+    description="Those that fit all that is given; none is taken. Of a stream of kind `rows` the "
+    "newest version of each row is there. A page may have few messages, or none, and a `next`: the "
+    "search goes on there.",
+    responses=documented(409),
+)
+async def messages(
+    consumers: AppConsumers, stream: str, search: Annotated[_Search, Query()]
+) -> Response:
+    newest = search.order == "newest"
+    bounds = ("after", "since") if newest else ("after", "since", "cursor")
+    given = [name for name in bounds if getattr(search, name) is not None]
+    if len(given) > 1:
+        raise wrong(given[1], f"{given[0]} is given too: one of them is where to begin")
+    key, table = _key(search), _table(search.table)
+    position = None if search.after is None else _position(search.after, "after")
+    time = None if search.since is None else _time(search.since)
+    place = after(search.cursor, int, int)
+    found = await consumers.search(_storable("stream", stream))
+    low, high = (START.lsn, START.idx), END
+    if position is not None:
+        low = found.behind(position)
+    if time is not None:
+        low = await found.at_time(time)
+    if place is not None and newest:
+        high = place[0], place[1] - 1
+    elif place is not None:
+        low = place[0], place[1]
+    criteria = Criteria(
+        key,
+        None if key is not None else table,
+        search.action,
+        await _condition(found, search.filter),
+        newest,
     )
-    async def messages(stream: str, search: Annotated[_Search, Query()]) -> Response:
-        newest = search.order == "newest"
-        bounds = ("after", "since") if newest else ("after", "since", "cursor")
-        given = [name for name in bounds if getattr(search, name) is not None]
-        if len(given) > 1:
-            raise wrong(given[1], f"{given[0]} is given too: one of them is where to begin")
-        key, table = _key(search), _table(search.table)
-        position = None if search.after is None else _position(search.after, "after")
-        time = None if search.since is None else _time(search.since)
-        place = after(search.cursor, int, int)
-        found = await consumers.search(_storable("stream", stream))
-        low, high = (START.lsn, START.idx), END
-        if position is not None:
-            low = found.behind(position)
-        if time is not None:
-            low = await found.at_time(time)
-        if place is not None and newest:
-            high = place[0], place[1] - 1
-        elif place is not None:
-            low = place[0], place[1]
-        criteria = Criteria(
-            key,
-            None if key is not None else table,
-            search.action,
-            await _condition(found, search.filter),
-            newest,
+    listed = await browse(found, criteria, low, high, search.limit)
+    return Json(_page(listed))
+
+
+@api.get(
+    f"{_MESSAGES}/{{position}}",
+    response_model=_Whole,
+    summary="Show a message, and where it stands",
+    description="With its history at the consumers of type `pull` and `webhook`. `position` is as "
+    "`23876608:0`.",
+    responses=documented(),
+)
+async def message(
+    consumers: AppConsumers, stream: str, position: str, look: Annotated[_Look, Query()]
+) -> Response:
+    at = _position(position, "position")
+    found = await consumers.search(_storable("stream", stream))
+    low = found.behind(Position(at.lsn, at.idx - 1))
+    high = found.behind(at)
+    listed = await browse(found, Criteria(), low, high, _PARTS)
+    if not listed.found:
+        raise Problem(
+            404,
+            f"There is no message at {position} of {stream!r}: it never was there, retention has"
+            " taken it, or its row has a newer version.",
         )
-        listed = await browse(found, criteria, low, high, search.limit)
-        return Json(_page(listed))
-
-    @api.get(
-        f"{_MESSAGES}/{{position}}",
-        response_model=_Whole,
-        summary="Show a message, and where it stands",
-        description="With its history at the consumers of type `pull` and `webhook`. `position` is as "
-        "`23876608:0`.",
-        responses=documented(),
+    known, more = await history(
+        consumers, stream, found, [each.at for each in listed.found], look.consumer
     )
-    async def message(stream: str, position: str, look: Annotated[_Look, Query()]) -> Response:
-        at = _position(position, "position")
-        found = await consumers.search(_storable("stream", stream))
-        low = found.behind(Position(at.lsn, at.idx - 1))
-        high = found.behind(at)
-        listed = await browse(found, Criteria(), low, high, _PARTS)
-        if not listed.found:
-            raise Problem(
-                404,
-                f"There is no message at {position} of {stream!r}: it never was there, retention has"
-                " taken it, or its row has a newer version.",
-            )
-        known, more = await history(
-            consumers, stream, found, [each.at for each in listed.found], look.consumer
-        )
-        parts = [
-            _message(each, {"history": [_standing(of) for of in standings], "more_consumers": more})
-            for each, standings in zip(listed.found, known, strict=True)
-        ]
-        return Json(b'{"messages":[%b]}' % b",".join(parts))
+    parts = [
+        _message(each, {"history": [_standing(of) for of in standings], "more_consumers": more})
+        for each, standings in zip(listed.found, known, strict=True)
+    ]
+    return Json(b'{"messages":[%b]}' % b",".join(parts))
 
 
 async def _condition(search: StreamSearch, text: str | None) -> Any:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from penstock.api.manage.endpoints import AppStatus, new_router
 from penstock.api.requests import json_answer
-from penstock.api.status import PERIOD, Status
+from penstock.api.status import PERIOD
 
 Level = Literal["ready", "degraded", "starting", "failed"]
+
+api = new_router()
 
 
 class _Problem(BaseModel):
@@ -56,14 +58,12 @@ class _History(BaseModel):
     )
 
 
-def add(api: APIRouter, status: Status) -> None:
-    """Add the endpoints to `api`."""
+@api.get("/v1/status", response_model=_Status, summary="Show how everything is")
+async def show_status(status: AppStatus) -> Response:
+    return Response(await status.written(), media_type="application/json")
 
-    @api.get("/v1/status", response_model=_Status, summary="Show how everything is")
-    async def show_status() -> Response:
-        return Response(await status.written(), media_type="application/json")
 
-    @api.get("/v1/status/history", response_model=_History, summary="Show the last hour's figures")
-    async def show_history() -> Response:
-        await status.read()
-        return json_answer({"period_seconds": PERIOD, **status.history.as_json()})
+@api.get("/v1/status/history", response_model=_History, summary="Show the last hour's figures")
+async def show_history(status: AppStatus) -> Response:
+    await status.read()
+    return json_answer({"period_seconds": PERIOD, **status.history.as_json()})
