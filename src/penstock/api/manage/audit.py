@@ -6,16 +6,18 @@ import dataclasses
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.requests import json_answer
 from penstock.api.schemas import Page
 from penstock.config.consumers import storable
 from penstock.desired.entities import AuditDoor
+
+api = new_router()
 
 
 class _Query(Paged):
@@ -69,19 +71,16 @@ class _Audit(Page):
     data: list[_Entry]
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoint to `api`."""
-
-    @api.get("/v1/audit", response_model=_Audit, summary="Read the audit log")
-    async def audit(query: Annotated[_Query, Query()]) -> Response:
-        (before,) = after(query.cursor, int) or (None,)
-        found = await context.run(
-            context.state.history,
-            kind=query.kind,
-            name=query.name,
-            search=query.q,
-            before=before,
-            limit=query.limit + 1,
-        )
-        page, last = following(found, query.limit, lambda entry: (entry.id,))
-        return json_answer({"data": [dataclasses.asdict(entry) for entry in page], "next": last})
+@api.get("/v1/audit", response_model=_Audit, summary="Read the audit log")
+async def audit(context: AppContext, query: Annotated[_Query, Query()]) -> Response:
+    (before,) = after(query.cursor, int) or (None,)
+    found = await context.run(
+        context.state.history,
+        kind=query.kind,
+        name=query.name,
+        search=query.q,
+        before=before,
+        limit=query.limit + 1,
+    )
+    page, last = following(found, query.limit, lambda entry: (entry.id,))
+    return json_answer({"data": [dataclasses.asdict(entry) for entry in page], "next": last})

@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from penstock.api.manage.context import Context, Tools
+from penstock.api.manage.endpoints import AppContext, AppTools, new_router
 from penstock.api.manage.settings import config_of, configured_of, pipelines_of
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import json_answer
 from penstock.core.finding import Finding
+
+api = new_router()
 
 
 class _Finding(BaseModel):
@@ -32,34 +33,30 @@ class _Report(BaseModel):
     warnings: int
 
 
-def add(api: APIRouter, context: Context, tools: Tools) -> None:
-    """Add the endpoint to `api`."""
+@api.get(
+    "/v1/check",
+    response_model=_Report,
+    summary="Check sources, sinks and the store",
+    description="As `penstock check` does, of the desired state; one check runs at a time.",
+)
+async def check(context: AppContext, tools: AppTools) -> Response:
+    config, refused = await config_of(context)
+    return _report(await context.run_long(tools.check, config, refused))
 
-    @api.get(
-        "/v1/check",
-        response_model=_Report,
-        summary="Check sources, sinks and the store",
-        description="As `penstock check` does, of the desired state; one check runs at a time.",
-    )
-    async def check() -> Response:
-        config, refused = await config_of(context)
-        return _report(await context.run_long(tools.check, config, refused))
 
-    @api.get(
-        "/v1/sources/{source}/check",
-        response_model=_Report,
-        summary="Check a source",
-        description="Its server, role, publication, slot and tables: what is missing, and its remedy.",
-        responses=documented(409, 424),
-    )
-    async def check_source(source: str) -> Response:
-        name = (await configured_of(context, "source", source)).name
-        config = await pipelines_of(context)
-        if name not in config.sources:
-            raise Problem(
-                409, f"Source {name!r} can't be used beside the others: see `refusal` of it."
-            )
-        return _report(await context.run_test(tools.check_source, config, name))
+@api.get(
+    "/v1/sources/{source}/check",
+    response_model=_Report,
+    summary="Check a source",
+    description="Its server, role, publication, slot and tables: what is missing, and its remedy.",
+    responses=documented(409, 424),
+)
+async def check_source(context: AppContext, tools: AppTools, source: str) -> Response:
+    name = (await configured_of(context, "source", source)).name
+    config = await pipelines_of(context)
+    if name not in config.sources:
+        raise Problem(409, f"Source {name!r} can't be used beside the others: see `refusal` of it.")
+    return _report(await context.run_test(tools.check_source, config, name))
 
 
 def _report(findings: Sequence[Finding]) -> Response:

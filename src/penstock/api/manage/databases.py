@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import Response
 from psycopg import sql
 from psycopg.rows import class_row, dict_row
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.settings import source_of
 from penstock.api.problems import Problem, documented
@@ -32,8 +32,11 @@ _SOURCE: Final = "/v1/sources/{source}"
 _CONNECT_SECONDS: Final = 4
 _IDENTITIES: Final = {"d": "default", "f": "full", "i": "index", "n": "nothing"}
 _FULL: Final = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL")
+_AWAY: Final = documented(409, 424)
 
 T = TypeVar("T")
+
+api = new_router()
 
 
 class _Table(BaseModel):
@@ -121,91 +124,95 @@ class _Tested(BaseModel):
     milliseconds: float
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints of sources' databases to `api`."""
-    away = documented(409, 424)
+@api.get(
+    f"{_SOURCE}/tables",
+    response_model=_Tables,
+    summary="List a source's tables",
+    responses=_AWAY,
+)
+async def list_tables(
+    context: AppContext, source: str, query: Annotated[Paged, Query()]
+) -> Response:
+    settings = await source_of(context, source)
+    schema, name = after(query.cursor, str, str) or ("", "")
 
-    @api.get(
-        f"{_SOURCE}/tables",
-        response_model=_Tables,
-        summary="List a source's tables",
-        responses=away,
-    )
-    async def list_tables(source: str, query: Annotated[Paged, Query()]) -> Response:
-        settings = await source_of(context, source)
-        schema, name = after(query.cursor, str, str) or ("", "")
+    def read(catalog: Catalog) -> list[dict[str, Any]]:
+        values = {
+            "publication": settings.publication, "schema": schema, "name": name,
+            "limit": query.limit + 1,
+        }  # fmt: skip
+        return _with_identities(catalog, _rows(catalog, "tables", values))
 
-        def read(catalog: Catalog) -> list[dict[str, Any]]:
-            values = {
-                "publication": settings.publication, "schema": schema, "name": name,
-                "limit": query.limit + 1,
-            }  # fmt: skip
-            return _with_identities(catalog, _rows(catalog, "tables", values))
+    found = await context.run_at_source(_asked, settings, read)
+    page, last = following(found, query.limit, lambda row: (row["schema"], row["name"]))
+    return json_answer({"data": [_table(settings, row) for row in page], "next": last})
 
-        found = await context.run_at_source(_asked, settings, read)
-        page, last = following(found, query.limit, lambda row: (row["schema"], row["name"]))
-        return json_answer({"data": [_table(settings, row) for row in page], "next": last})
 
-    @api.get(
-        f"{_SOURCE}/tables/{{table}}/columns",
-        response_model=_Columns,
-        summary="List the columns of a table",
-        responses=away,
-    )
-    async def list_columns(source: str, table: str) -> Response:
-        settings = await source_of(context, source)
-        pattern = None
-        with contextlib.suppress(ValueError):
-            pattern = TablePattern.parse(table)
-        missing = Problem(404, f"The source has no table {table!r}; expected schema.table.")
-        if pattern is None or pattern.table is None or "\0" in table:
-            raise missing
-        values = {"schema": pattern.schema, "name": pattern.table}
+@api.get(
+    f"{_SOURCE}/tables/{{table}}/columns",
+    response_model=_Columns,
+    summary="List the columns of a table",
+    responses=_AWAY,
+)
+async def list_columns(context: AppContext, source: str, table: str) -> Response:
+    settings = await source_of(context, source)
+    pattern = None
+    with contextlib.suppress(ValueError):
+        pattern = TablePattern.parse(table)
+    missing = Problem(404, f"The source has no table {table!r}; expected schema.table.")
+    if pattern is None or pattern.table is None or "\0" in table:
+        raise missing
+    values = {"schema": pattern.schema, "name": pattern.table}
 
-        def read(catalog: Catalog) -> list[dict[str, Any]]:
-            return _rows(catalog, "columns", values)
+    def read(catalog: Catalog) -> list[dict[str, Any]]:
+        return _rows(catalog, "columns", values)
 
-        found = await context.run_at_source(_asked, settings, read)
-        if not found:
-            raise missing
-        return json_answer({"data": found})
+    found = await context.run_at_source(_asked, settings, read)
+    if not found:
+        raise missing
+    return json_answer({"data": found})
 
-    @api.get(
-        f"{_SOURCE}/slots",
-        response_model=_Slots,
-        summary="List the replication slots of a source's server",
-        responses=away,
-    )
-    async def list_slots(source: str, query: Annotated[Paged, Query()]) -> Response:
-        settings = await source_of(context, source)
 
-        found = await context.run_at_source(_asked, settings, Catalog.slots)
-        page, last = paged(found, query, lambda slot: slot.name)
-        data = [_shown(slot) | {"own": slot.name == settings.slot} for slot in page]
-        return json_answer({"data": data, "next": last})
+@api.get(
+    f"{_SOURCE}/slots",
+    response_model=_Slots,
+    summary="List the replication slots of a source's server",
+    responses=_AWAY,
+)
+async def list_slots(
+    context: AppContext, source: str, query: Annotated[Paged, Query()]
+) -> Response:
+    settings = await source_of(context, source)
 
-    @api.post(
-        f"{_SOURCE}/test",
-        response_model=_Tested,
-        summary="Test the connection of a source",
-        description="The `code` of a problem begins with `bastion_` where the bastion is at fault.",
-        responses=away,
-    )
-    async def test_source(source: str) -> Response:
-        settings = await source_of(context, source)
-        return json_answer(await context.run_test(_tested, settings))
+    found = await context.run_at_source(_asked, settings, Catalog.slots)
+    page, last = paged(found, query, lambda slot: slot.name)
+    data = [_shown(slot) | {"own": slot.name == settings.slot} for slot in page]
+    return json_answer({"data": data, "next": last})
 
-    @api.post(
-        "/v1/test-source",
-        response_model=_Tested,
-        summary="Test a connection that is not stored",
-        responses=documented(413, 424),
-        openapi_extra=body_of(_NewSource),
-    )
-    async def test_new_source(request: Request) -> Response:
-        new = _NewSource.model_validate(await read_object(request))
-        settings = PostgresSource(type="postgres", url=new.url)
-        return json_answer(await context.run_test(_tested, settings))
+
+@api.post(
+    f"{_SOURCE}/test",
+    response_model=_Tested,
+    summary="Test the connection of a source",
+    description="The `code` of a problem begins with `bastion_` where the bastion is at fault.",
+    responses=_AWAY,
+)
+async def test_source(context: AppContext, source: str) -> Response:
+    settings = await source_of(context, source)
+    return json_answer(await context.run_test(_tested, settings))
+
+
+@api.post(
+    "/v1/test-source",
+    response_model=_Tested,
+    summary="Test a connection that is not stored",
+    responses=documented(413, 424),
+    openapi_extra=body_of(_NewSource),
+)
+async def test_new_source(context: AppContext, request: Request) -> Response:
+    new = _NewSource.model_validate(await read_object(request))
+    settings = PostgresSource(type="postgres", url=new.url)
+    return json_answer(await context.run_test(_tested, settings))
 
 
 @contextlib.contextmanager

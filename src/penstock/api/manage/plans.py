@@ -8,7 +8,7 @@ import re
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,7 @@ from penstock.api.manage import etags
 from penstock.api.manage.access import grant_of
 from penstock.api.manage.changes import planned_with
 from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.etags import etag
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import json_answer
@@ -39,6 +40,8 @@ _DOCUMENT: Final[dict[str, Any]] = {
         },
     }
 }
+
+api = new_router()
 
 
 class _Prune(BaseModel):
@@ -82,85 +85,89 @@ class _Applied(_Plan):
     applied: int = Field(description="The version of the state now.")
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints to `api`."""
+async def _planned(context: Context, request: Request, *, prune: bool) -> tuple[Plan, Snapshot]:
+    text = await _text(request)
 
-    async def planned(request: Request, *, prune: bool) -> tuple[Plan, Snapshot]:
-        text = await _text(request)
+    def plan() -> tuple[Plan, Snapshot]:
+        snapshot = context.state.read()
+        environ = {**stored_variables(snapshot, os.environ), **os.environ}
+        made = plan_of(document_of(text, environ), snapshot, prune=prune)
+        return planned_with(context, made, snapshot), snapshot
 
-        def plan() -> tuple[Plan, Snapshot]:
-            snapshot = context.state.read()
-            environ = {**stored_variables(snapshot, os.environ), **os.environ}
-            made = plan_of(document_of(text, environ), snapshot, prune=prune)
-            return planned_with(context, made, snapshot), snapshot
+    return await context.run_change(plan)
 
-        return await context.run_change(plan)
 
-    @api.post(
-        "/v1/plan",
-        response_model=_Plan,
-        summary="Show what a document would change",
-        description="Changes nothing, so a viewer may ask for it.",
-        responses=documented(413),
-        openapi_extra=_DOCUMENT,
-    )
-    async def plan(request: Request, query: Annotated[_Prune, Query()]) -> Response:
-        made, _ = await planned(request, prune=query.prune)
-        return json_answer(made.shown(), headers=etag(made.version))
+@api.post(
+    "/v1/plan",
+    response_model=_Plan,
+    summary="Show what a document would change",
+    description="Changes nothing, so a viewer may ask for it.",
+    responses=documented(413),
+    openapi_extra=_DOCUMENT,
+)
+async def plan(
+    context: AppContext, request: Request, query: Annotated[_Prune, Query()]
+) -> Response:
+    made, _ = await _planned(context, request, prune=query.prune)
+    return json_answer(made.shown(), headers=etag(made.version))
 
-    @api.post(
-        "/v1/apply",
-        response_model=_Applied,
-        summary="Change the desired state as a document has it",
-        description="In one transaction; what the document names is managed by `file` then. With "
-        "`If-Match`, the `ETag` of a plan, it is refused where the state has moved since. Where it "
-        "deletes, that must be given.",
-        responses=documented(409, 412, 413, 428),
-        openapi_extra={
-            **_DOCUMENT,
-            "parameters": [
-                {
-                    "name": "If-Match", "in": "header", "required": False,
-                    "schema": {"type": "string"}, "description": "The `ETag` of the plan.",
-                }
-            ],
-        },
-    )  # fmt: skip
-    async def apply(request: Request, query: Annotated[_Prune, Query()]) -> Response:
-        made, snapshot = await planned(request, prune=query.prune)
-        etags.check(request.headers, snapshot.version, "the desired state")
-        gone = [f"{p.change.kind} {p.change.name}" for p in made.changes if p.change.after is None]
-        if gone and "if-match" not in request.headers:
-            raise Problem(
-                428,
-                f"This deletes {', '.join(gone)}: plan it, and send the ETag of that plan as If-Match.",
-            )
-        by = grant_of(request).name
-        at = snapshot.version if "if-match" in request.headers else None
 
-        def write() -> int:
-            changes = [each.change for each in made.changes]
-            return context.state.write(
-                changes, by=by, door="file", expected=made.expected, at=at
-            ).version
+@api.post(
+    "/v1/apply",
+    response_model=_Applied,
+    summary="Change the desired state as a document has it",
+    description="In one transaction; what the document names is managed by `file` then. With "
+    "`If-Match`, the `ETag` of a plan, it is refused where the state has moved since. Where it "
+    "deletes, that must be given.",
+    responses=documented(409, 412, 413, 428),
+    openapi_extra={
+        **_DOCUMENT,
+        "parameters": [
+            {
+                "name": "If-Match", "in": "header", "required": False,
+                "schema": {"type": "string"}, "description": "The `ETag` of the plan.",
+            }
+        ],
+    },
+)  # fmt: skip
+async def apply(
+    context: AppContext, request: Request, query: Annotated[_Prune, Query()]
+) -> Response:
+    made, snapshot = await _planned(context, request, prune=query.prune)
+    etags.check(request.headers, snapshot.version, "the desired state")
+    gone = [f"{p.change.kind} {p.change.name}" for p in made.changes if p.change.after is None]
+    if gone and "if-match" not in request.headers:
+        raise Problem(
+            428,
+            f"This deletes {', '.join(gone)}: plan it, and send the ETag of that plan as If-Match.",
+        )
+    by = grant_of(request).name
+    at = snapshot.version if "if-match" in request.headers else None
 
-        try:
-            version = await context.run_change(write)
-        except StateMoved as error:
-            raise Problem(412, str(error)) from None
-        return json_answer({**made.shown(), "applied": version}, headers=etag(version))
+    def write() -> int:
+        changes = [each.change for each in made.changes]
+        return context.state.write(
+            changes, by=by, door="file", expected=made.expected, at=at
+        ).version
 
-    @api.get(
-        "/v1/export",
-        summary="Write the desired state as a document",
-        description="It plans as empty; secrets are variables in it.",
-        response_class=Response,
-        responses={200: {"content": {"application/yaml": {"schema": {"type": "object"}}}}},
-    )
-    async def export() -> Response:
-        snapshot = await context.run(context.state.read)
-        text = await context.run(exported, snapshot, {})
-        return Response(text, 200, etag(snapshot.version), "application/yaml")
+    try:
+        version = await context.run_change(write)
+    except StateMoved as error:
+        raise Problem(412, str(error)) from None
+    return json_answer({**made.shown(), "applied": version}, headers=etag(version))
+
+
+@api.get(
+    "/v1/export",
+    summary="Write the desired state as a document",
+    description="It plans as empty; secrets are variables in it.",
+    response_class=Response,
+    responses={200: {"content": {"application/yaml": {"schema": {"type": "object"}}}}},
+)
+async def export(context: AppContext) -> Response:
+    snapshot = await context.run(context.state.read)
+    text = await context.run(exported, snapshot, {})
+    return Response(text, 200, etag(snapshot.version), "application/yaml")
 
 
 async def _text(request: Request) -> str:

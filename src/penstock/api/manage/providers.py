@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.pages import Paged, paged
 from penstock.api.manage.settings import configured_of
 from penstock.api.problems import documented
@@ -25,6 +26,8 @@ from penstock.syncs import probe
 from penstock.syncs.connectors.contract import Collection
 from penstock.syncs.connectors.make import connector_of
 from penstock.syncs.errors import SyncError
+
+api = new_router()
 
 
 class _List(Paged):
@@ -60,44 +63,43 @@ class _Checked(BaseModel):
     milliseconds: float
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints to `api`."""
+@api.get(
+    "/v1/collections",
+    response_model=_Collections,
+    summary="List the collections of providers",
+    description="Those that a provider's description names; many APIs have others too, which syncs"
+    " may name as well.",
+    responses=documented(409),
+)
+async def list_collections(context: AppContext, query: Annotated[_List, Query()]) -> Response:
+    found = await _providers(context, query.provider)
+    each = await context.run(_collections, found)
+    page, cursor = paged(each, query, lambda collection: str(collection["id"]))
+    return json_answer({"data": page, "next": cursor})
 
-    @api.get(
-        "/v1/collections",
-        response_model=_Collections,
-        summary="List the collections of providers",
-        description="Those that a provider's description names; many APIs have others too, which syncs"
-        " may name as well.",
-        responses=documented(409),
-    )
-    async def list_collections(query: Annotated[_List, Query()]) -> Response:
-        found = await providers(query.provider)
-        each = await context.run(_collections, found)
-        page, cursor = paged(each, query, lambda collection: str(collection["id"]))
-        return json_answer({"data": page, "next": cursor})
 
-    async def providers(text: str | None) -> Mapping[str, ProviderSettings | None]:
-        if text in READY:
-            return {text: None}
-        if text is not None:
-            found = await configured_of(context, "provider", text)
-            return {found.name: found.settings}
-        own = await context.run(_own, context)
-        return {**dict.fromkeys(READY), **own}
+async def _providers(context: Context, text: str | None) -> Mapping[str, ProviderSettings | None]:
+    if text in READY:
+        return {text: None}
+    if text is not None:
+        found = await configured_of(context, "provider", text)
+        return {found.name: found.settings}
+    own = await context.run(_own, context)
+    return {**dict.fromkeys(READY), **own}
 
-    @api.post(
-        "/v1/credentials/{credential}/check",
-        response_model=_Checked,
-        summary="Try a credential with one harmless request",
-        responses=documented(409, 424),
-    )
-    async def check_credential(credential: str) -> Response:
-        name, _, settings = await configured_of(context, "credential", credential)
-        provider = None
-        if settings.provider not in READY:
-            provider = (await configured_of(context, "provider", settings.provider)).settings
-        return json_answer(await context.run_test(_checked, context, name, settings, provider))
+
+@api.post(
+    "/v1/credentials/{credential}/check",
+    response_model=_Checked,
+    summary="Try a credential with one harmless request",
+    responses=documented(409, 424),
+)
+async def check_credential(context: AppContext, credential: str) -> Response:
+    name, _, settings = await configured_of(context, "credential", credential)
+    provider = None
+    if settings.provider not in READY:
+        provider = (await configured_of(context, "provider", settings.provider)).settings
+    return json_answer(await context.run_test(_checked, context, name, settings, provider))
 
 
 def _own(context: Context) -> Mapping[str, ProviderSettings]:

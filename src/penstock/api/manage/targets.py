@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from psycopg.rows import dict_row
 from pydantic import BaseModel, Field
 
-from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of, target_of
 from penstock.api.problems import Problem, documented
@@ -23,6 +23,8 @@ from penstock.push.reach import reach
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 _SERVER_SECONDS: Final = 4.0
+
+api = new_router()
 
 
 class _TestedTarget(BaseModel):
@@ -48,40 +50,38 @@ class _Uses(Page):
     data: list[_Use]
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints to `api`."""
+@api.post(
+    "/v1/targets/{target}/test",
+    response_model=_TestedTarget,
+    summary="Test the connection of a target",
+    description="The `code` of a problem begins with `bastion_` where the bastion is at fault.",
+    responses=documented(409, 424),
+)
+async def test_target(context: AppContext, target: str) -> Response:
+    settings, bastion = await target_of(context, target)
+    return json_answer(await context.run_test(_tested, settings, bastion))
 
-    @api.post(
-        "/v1/targets/{target}/test",
-        response_model=_TestedTarget,
-        summary="Test the connection of a target",
-        description="The `code` of a problem begins with `bastion_` where the bastion is at fault.",
-        responses=documented(409, 424),
+
+@api.get("/v1/targets/{target}/uses", response_model=_Uses, summary="List what uses a target")
+async def list_uses(context: AppContext, target: str, query: Annotated[Paged, Query()]) -> Response:
+    kind, name = after(query.cursor, str, str) or ("", "")
+    values = {
+        "target": await name_of(context, "target", target), "kind": kind, "name": name,
+        "limit": query.limit + 1,
+    }  # fmt: skip
+
+    def read() -> list[dict[str, Any]]:
+        with context.store.connection() as connection:
+            key = "target", values["target"]
+            if connection.execute(_SQL["spec"], key).fetchone() is None:
+                raise Problem(404, f"There is no target {target!r}.")
+            with connection.cursor(row_factory=dict_row) as cursor:
+                return cursor.execute(_SQL["target_uses"], values).fetchall()
+
+    page, last = following(
+        await context.run(read), query.limit, lambda use: (use["kind"], use["name"])
     )
-    async def test_target(target: str) -> Response:
-        settings, bastion = await target_of(context, target)
-        return json_answer(await context.run_test(_tested, settings, bastion))
-
-    @api.get("/v1/targets/{target}/uses", response_model=_Uses, summary="List what uses a target")
-    async def list_uses(target: str, query: Annotated[Paged, Query()]) -> Response:
-        kind, name = after(query.cursor, str, str) or ("", "")
-        values = {
-            "target": await name_of(context, "target", target), "kind": kind, "name": name,
-            "limit": query.limit + 1,
-        }  # fmt: skip
-
-        def read() -> list[dict[str, Any]]:
-            with context.store.connection() as connection:
-                key = "target", values["target"]
-                if connection.execute(_SQL["spec"], key).fetchone() is None:
-                    raise Problem(404, f"There is no target {target!r}.")
-                with connection.cursor(row_factory=dict_row) as cursor:
-                    return cursor.execute(_SQL["target_uses"], values).fetchall()
-
-        page, last = following(
-            await context.run(read), query.limit, lambda use: (use["kind"], use["name"])
-        )
-        return json_answer({"data": page, "next": last})
+    return json_answer({"data": page, "next": last})
 
 
 def _tested(target: Target, bastion: Bastion | None) -> dict[str, Any]:

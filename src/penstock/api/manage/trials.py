@@ -6,11 +6,12 @@ import os
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from penstock.api.manage.context import Context, Tools, TrialRefusal
+from penstock.api.manage.context import Context, TrialRefusal
+from penstock.api.manage.endpoints import AppContext, AppTools, new_router
 from penstock.api.manage.secrets import restored
 from penstock.api.manage.settings import source_of
 from penstock.api.problems import Problem, documented
@@ -25,6 +26,8 @@ from penstock.streams.bastions import with_bastions
 
 _MOST: Final = 100
 _NAME: Final = "trial"
+
+api = new_router()
 
 
 def _pattern(text: Any) -> str:
@@ -93,51 +96,51 @@ class _Changes(BaseModel):
     data: list[_Change]
 
 
-def add(api: APIRouter, context: Context, tools: Tools) -> None:
-    """Add the endpoints to `api`."""
+@api.post(
+    "/v1/try-sink",
+    response_model=_Outcomes,
+    summary="Try a sink on messages",
+    description="Filter, transform and route of a sink, which need not exist, over messages: what "
+    "`penstock try` does. Nothing is delivered. The first trial with an expression takes "
+    "seconds: it starts Spark, in a process of its own.",
+    responses=documented(409, 413, 424),
+    openapi_extra=body_of(_Try),
+)
+async def try_sink(context: AppContext, tools: AppTools, request: Request) -> Response:
+    given = await read_object(request)
+    asked = _Try.model_validate(given)
+    config = await context.run_change(_config, context, asked.name, asked.sink)
+    messages = msgspec.json.encode(given["messages"])
+    try:
+        found = await context.run_trial(tools.try_sink, config, asked.name, messages)
+    except TrialRefusal as error:
+        key = error.key.removeprefix(f"sinks.{asked.name}.")
+        detail = f"{key}: {error.text}" if key else error.text
+        raise Problem(422, detail, [(key, error.text)] if key else ()) from None
+    return Json(msgspec.json.encode({"data": found}))
 
-    @api.post(
-        "/v1/try-sink",
-        response_model=_Outcomes,
-        summary="Try a sink on messages",
-        description="Filter, transform and route of a sink, which need not exist, over messages: what "
-        "`penstock try` does. Nothing is delivered. The first trial with an expression takes "
-        "seconds: it starts Spark, in a process of its own.",
-        responses=documented(409, 413, 424),
-        openapi_extra=body_of(_Try),
-    )
-    async def try_sink(request: Request) -> Response:
-        given = await read_object(request)
-        asked = _Try.model_validate(given)
-        config = await context.run_change(_config, context, asked.name, asked.sink)
-        messages = msgspec.json.encode(given["messages"])
-        try:
-            found = await context.run_trial(tools.try_sink, config, asked.name, messages)
-        except TrialRefusal as error:
-            key = error.key.removeprefix(f"sinks.{asked.name}.")
-            detail = f"{key}: {error.text}" if key else error.text
-            raise Problem(422, detail, [(key, error.text)] if key else ()) from None
-        return Json(msgspec.json.encode({"data": found}))
 
-    @api.post(
-        "/v1/sources/{source}/next-changes",
-        response_model=_Changes,
-        summary="Wait for the next changes of a source",
-        description="Through a slot of its own, which ends with the request; nothing is taken from "
-        "the pipeline.",
-        responses=documented(409, 413, 424),
-        openapi_extra=body_of(_Next),
+@api.post(
+    "/v1/sources/{source}/next-changes",
+    response_model=_Changes,
+    summary="Wait for the next changes of a source",
+    description="Through a slot of its own, which ends with the request; nothing is taken from "
+    "the pipeline.",
+    responses=documented(409, 413, 424),
+    openapi_extra=body_of(_Next),
+)
+async def next_changes(
+    context: AppContext, tools: AppTools, source: str, request: Request
+) -> Response:
+    asked = _Next.model_validate(await read_object(request))
+    settings = await source_of(context, source)
+    tables = settings.patterns
+    if asked.tables is not None:
+        tables = tuple(TablePattern.parse(text) for text in asked.tables)
+    found = await context.run_trial(
+        tools.next_changes, settings, tables, asked.limit, asked.wait_for_ms / 1000
     )
-    async def next_changes(source: str, request: Request) -> Response:
-        asked = _Next.model_validate(await read_object(request))
-        settings = await source_of(context, source)
-        tables = settings.patterns
-        if asked.tables is not None:
-            tables = tuple(TablePattern.parse(text) for text in asked.tables)
-        found = await context.run_trial(
-            tools.next_changes, settings, tables, asked.limit, asked.wait_for_ms / 1000
-        )
-        return Json(msgspec.json.encode({"data": found}))
+    return Json(msgspec.json.encode({"data": found}))
 
 
 def _config(context: Context, name: str, spec: Spec) -> Config:
