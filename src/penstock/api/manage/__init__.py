@@ -47,7 +47,7 @@ def router(
         api.routes.extend(status.api.routes)
     if context is not None:
         api.routes.extend(messages.api.routes)
-        entities.add(api, context)
+        api.routes.extend(entities.api.routes)
         nats_consumers.add(api, context)
         sinks.add(api, context)
         api.routes.extend(databases.api.routes)

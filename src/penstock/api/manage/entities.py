@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.manage.access import door_of, grant_of
 from penstock.api.manage.changes import Asked, Changed, delete, put
 from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.etags import IF_MATCH, etag
 from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.secrets import merged
@@ -27,6 +28,8 @@ from penstock.config.models import SECTIONS
 from penstock.core import queries
 
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
+
+api = new_router()
 
 
 class _DryRun(BaseModel):
@@ -56,18 +59,11 @@ class _Changed(_Change):
     entity: EntityBody | None = Field(description="As it is now; null where there is none.")
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints of each kind of entity to `api`."""
-    for kind, section in SECTIONS.items():
-        _add_reads(api, context, kind, section)
-        _add_writes(api, context, kind, section)
-
-
-def _add_reads(api: APIRouter, context: Context, kind: str, section: str) -> None:
+def _add_reads(kind: str, section: str) -> None:
     path, one = f"/v1/{section}", f"/v1/{section}/{{{kind}}}"
     view = VIEWS.get(kind, View())
 
-    async def listed(query: Paged) -> tuple[Sequence[dict[str, Any]], str | None]:
+    async def listed(context: Context, query: Paged) -> tuple[Sequence[dict[str, Any]], str | None]:
         if view.built_in:  # there are but a few
             found = await context.run(_rows, context, "entities", {"kind": kind})
             return paged([*view.built_in, *found], query, lambda entity: str(entity["name"]))
@@ -76,8 +72,8 @@ def _add_reads(api: APIRouter, context: Context, kind: str, section: str) -> Non
         found = await context.run(_rows, context, "entity_page", values)
         return following(found, query.limit, lambda entity: (entity["name"],))
 
-    async def list_entities(query: Annotated[Paged, Query()]) -> Response:
-        page, cursor = await listed(query)
+    async def list_entities(context: AppContext, query: Annotated[Paged, Query()]) -> Response:
+        page, cursor = await listed(context, query)
         return json_answer({"data": await view.completed(context, page, query), "next": cursor})
 
     list_entities.__annotations__["query"] = Annotated[view.query, Query()]
@@ -86,7 +82,7 @@ def _add_reads(api: APIRouter, context: Context, kind: str, section: str) -> Non
         summary=f"List the {section}", operation_id=f"list_{section}",
     )  # fmt: skip
 
-    async def show_entity(request: Request) -> Response:
+    async def show_entity(context: AppContext, request: Request) -> Response:
         text: str = request.path_params[kind]
         built_in = next((each for each in view.built_in if each["name"] == text), None)
         entity = built_in or await _entity(context, kind, text)
@@ -100,13 +96,13 @@ def _add_reads(api: APIRouter, context: Context, kind: str, section: str) -> Non
     )  # fmt: skip
 
 
-def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> None:
+def _add_writes(kind: str, section: str) -> None:
     one = f"/v1/{section}/{{{kind}}}"
     body = body_of(
         {"type": "object", "description": f"The {kind}'s keys, as penstock.yaml has them."}
     )
 
-    async def asked(request: Request, query: _DryRun) -> Asked:
+    async def asked(context: Context, request: Request, query: _DryRun) -> Asked:
         given: str = request.path_params[kind]
         name = await name_of(context, kind, given)
         if name == given and _is_id(given):
@@ -114,7 +110,7 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
         by = grant_of(request).name
         return Asked(kind, name, request.headers, by, door_of(request), query.dry_run)
 
-    async def answer(changed: Changed, of: Asked) -> Response:
+    async def answer(context: Context, changed: Changed, of: Asked) -> Response:
         planned = changed.planned
         entity = None
         if changed.after is not None:
@@ -133,10 +129,12 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
         headers = None if entity is None else etag(entity["version"])
         return json_answer(result, 201 if made else 200, headers)
 
-    async def replace(request: Request, query: Annotated[_DryRun, Query()]) -> Response:
+    async def replace(
+        context: AppContext, request: Request, query: Annotated[_DryRun, Query()]
+    ) -> Response:
         spec = await read_object(request)
-        of = await asked(request, query)
-        return await answer(await context.run_change(put, context, of, lambda _: spec), of)
+        of = await asked(context, request, query)
+        return await answer(context, await context.run_change(put, context, of, lambda _: spec), of)
 
     api.add_api_route(
         one, replace, methods=["PUT"], response_model=_Changed, summary=f"Create or replace a {kind}",
@@ -145,9 +143,11 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
         responses={201: {"model": _Changed, "description": "Created"}, **documented(409, 412, 413)},
     )  # fmt: skip
 
-    async def change(request: Request, query: Annotated[_DryRun, Query()]) -> Response:
+    async def change(
+        context: AppContext, request: Request, query: Annotated[_DryRun, Query()]
+    ) -> Response:
         patch = await read_object(request)
-        of = await asked(request, query)
+        of = await asked(context, request, query)
 
         def spec_of(old: Spec | None) -> Mapping[str, Any]:
             if old is None:
@@ -155,7 +155,7 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
             result: dict[str, Any] = merged(old, patch)
             return result
 
-        return await answer(await context.run_change(put, context, of, spec_of), of)
+        return await answer(context, await context.run_change(put, context, of, spec_of), of)
 
     api.add_api_route(
         one, change, methods=["PATCH"], response_model=_Changed, summary=f"Change a {kind}",
@@ -165,9 +165,11 @@ def _add_writes(api: APIRouter, context: Context, kind: str, section: str) -> No
         responses=documented(409, 412, 413),
     )  # fmt: skip
 
-    async def remove(request: Request, query: Annotated[_DryRun, Query()]) -> Response:
-        of = await asked(request, query)
-        return await answer(await context.run_change(delete, context, of), of)
+    async def remove(
+        context: AppContext, request: Request, query: Annotated[_DryRun, Query()]
+    ) -> Response:
+        of = await asked(context, request, query)
+        return await answer(context, await context.run_change(delete, context, of), of)
 
     api.add_api_route(
         one, remove, methods=["DELETE"], response_model=_Changed, summary=f"Delete a {kind}",
@@ -198,6 +200,11 @@ def _page_of(kind: str, model: type[BaseModel]) -> type[BaseModel]:
         {"__annotations__": {"data": list[model]}, "__doc__": "Entities by name.",  # type: ignore[valid-type]  # a model that is known here alone
          "__module__": __name__},
     )  # fmt: skip
+
+
+for _kind, _section in SECTIONS.items():
+    _add_reads(_kind, _section)
+    _add_writes(_kind, _section)
 
 
 def _is_id(text: str) -> bool:
