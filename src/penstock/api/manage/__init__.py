@@ -56,7 +56,7 @@ def router(
         api.routes.extend(providers.api.routes)
         syncs.add(api, context)
         records.add(api, context)
-        backfills.add(api, context)
+        api.routes.extend(backfills.api.routes)
         dead_letters.add(api, context)
         tokens.add(api, context)
         api.routes.extend(plans.api.routes)

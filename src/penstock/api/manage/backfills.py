@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from penstock.api.manage.context import Context, actor_of
+from penstock.api.manage.context import actor_of
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented
@@ -33,6 +34,8 @@ _COMMANDS: Final[tuple[tuple[Command, str], ...]] = (
 
 _Text = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(storable)]
 _Id = Annotated[int, Path(alias="id", ge=1, le=_MAX_ID), DIGITS]
+
+api = new_router()
 
 
 class _Query(Paged):
@@ -84,83 +87,73 @@ class _Made(BaseModel):
     warnings: list[str]
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints of backfills to `api`."""
+@api.get(_BACKFILLS, response_model=_Page, summary="List backfills")
+async def list_backfills(context: AppContext, query: Annotated[_Query, Query()]) -> Response:
+    (last,) = after(query.cursor, int) or (0,)
+    sink = None if query.sink is None else await name_of(context, "sink", query.sink)
+    source = None if query.source is None else await name_of(context, "source", query.source)
+    found = await context.run(
+        Backfills(context.store).find,
+        sink=sink,
+        source=source,
+        states=None if query.state is None else [query.state],
+        after=last,
+        limit=query.limit + 1,
+    )
+    page, cursor = following(found, query.limit, lambda backfill: (backfill.id,))
+    return json_answer({"data": [_body(backfill) for backfill in page], "next": cursor})
+
+
+@api.get(f"{_BACKFILLS}/{{id}}", response_model=_Backfill, summary="Show a backfill")
+async def show_backfill(context: AppContext, number: _Id) -> Response:
+    found = await context.run(Backfills(context.store).get, number)
+    if found is None:
+        raise Problem(404, f"There is no backfill {number}.")
+    return json_answer(_body(found))
+
+
+@api.post(
+    _BACKFILLS,
+    status_code=201,
+    response_model=_Made,
+    summary="Ask for a backfill",
+    description="The rows of a sink's tables, or of one, are read beside its live changes.",
+    responses=documented(409, 413, 424),
+    openapi_extra=body_of(_New),
+)
+async def create_backfills(context: AppContext, request: Request) -> Response:
+    new = _New.model_validate(await read_object(request))
+    config = await pipelines_of(context)
+    name = await name_of(context, "sink", new.sink)
+    sink = config.sinks.get(name)
+    if sink is None:
+        raise Problem(404, f"There is no sink {name!r}.")
+    source = config.sources[sink.source]
+    selection = tables.Selection(source, name, sink, new.table, new.where, new.start)
+    selected = await context.run_at_source(tables.select, selection)
+    asked = [
+        BackfillRequest(
+            sink.source, name, read.schema, read.table, new.where, read.sort_by, read.start,
+            rows_total=read.rows,
+        )
+        for read in selected.reads
+    ]  # fmt: skip
     backfills = Backfills(context.store)
 
-    @api.get(_BACKFILLS, response_model=_Page, summary="List backfills")
-    async def list_backfills(query: Annotated[_Query, Query()]) -> Response:
-        (last,) = after(query.cursor, int) or (0,)
-        sink = None if query.sink is None else await name_of(context, "sink", query.sink)
-        source = None if query.source is None else await name_of(context, "source", query.source)
-        found = await context.run(
-            backfills.find,
-            sink=sink,
-            source=source,
-            states=None if query.state is None else [query.state],
-            after=last,
-            limit=query.limit + 1,
-        )
-        page, cursor = following(found, query.limit, lambda backfill: (backfill.id,))
-        return json_answer({"data": [_body(backfill) for backfill in page], "next": cursor})
+    def create() -> Sequence[Backfill]:
+        with context.store.transaction():
+            made = backfills.find(ids=backfills.create(asked))
+            for each in made:
+                action = "backfill", str(each.id), "start", each.asked
+                note_action(context.store, *action, by=actor_of(request))
+        return made
 
-    @api.get(f"{_BACKFILLS}/{{id}}", response_model=_Backfill, summary="Show a backfill")
-    async def show_backfill(number: _Id) -> Response:
-        found = await context.run(backfills.get, number)
-        if found is None:
-            raise Problem(404, f"There is no backfill {number}.")
-        return json_answer(_body(found))
-
-    @api.post(
-        _BACKFILLS,
-        status_code=201,
-        response_model=_Made,
-        summary="Ask for a backfill",
-        description="The rows of a sink's tables, or of one, are read beside its live changes.",
-        responses=documented(409, 413, 424),
-        openapi_extra=body_of(_New),
-    )
-    async def create_backfills(request: Request) -> Response:
-        new = _New.model_validate(await read_object(request))
-        config = await pipelines_of(context)
-        name = await name_of(context, "sink", new.sink)
-        sink = config.sinks.get(name)
-        if sink is None:
-            raise Problem(404, f"There is no sink {name!r}.")
-        source = config.sources[sink.source]
-        selection = tables.Selection(source, name, sink, new.table, new.where, new.start)
-        selected = await context.run_at_source(tables.select, selection)
-        asked = [
-            BackfillRequest(
-                sink.source, name, read.schema, read.table, new.where, read.sort_by, read.start,
-                rows_total=read.rows,
-            )
-            for read in selected.reads
-        ]  # fmt: skip
-
-        def create() -> Sequence[Backfill]:
-            with context.store.transaction():
-                made = backfills.find(ids=backfills.create(asked))
-                for each in made:
-                    action = "backfill", str(each.id), "start", each.asked
-                    note_action(context.store, *action, by=actor_of(request))
-            return made
-
-        made = await context.run(create)
-        data = [_body(each) for each in made]
-        return json_answer({"data": data, "warnings": selected.warnings}, 201)
-
-    for command, summary in _COMMANDS:
-        _add_command(api, context, backfills, command, summary)
+    made = await context.run(create)
+    data = [_body(each) for each in made]
+    return json_answer({"data": data, "warnings": selected.warnings}, 201)
 
 
-def _add_command(
-    api: APIRouter,
-    context: Context,
-    backfills: Backfills,
-    command: Command,
-    summary: str,
-) -> None:
+def _add_command(command: Command, summary: str) -> None:
     @api.post(
         f"{_BACKFILLS}/{{id}}/{command}",
         response_model=_Backfill,
@@ -168,10 +161,15 @@ def _add_command(
         operation_id=f"{command}_backfill",
         responses=documented(409),
     )
-    async def change(number: _Id, request: Request) -> Response:
+    async def change(context: AppContext, number: _Id, request: Request) -> Response:
         done = Action("backfill", str(number), command)
+        backfills = Backfills(context.store)
         changed = await context.act(request, done, backfills.command, number, command)
         return json_answer(_body(changed))
+
+
+for _command, _summary in _COMMANDS:
+    _add_command(_command, _summary)
 
 
 def _body(backfill: Backfill) -> dict[str, Any]:
