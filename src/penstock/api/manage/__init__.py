@@ -57,7 +57,7 @@ def router(
         syncs.add(api, context)
         records.add(api, context)
         api.routes.extend(backfills.api.routes)
-        dead_letters.add(api, context)
+        api.routes.extend(dead_letters.api.routes)
         tokens.add(api, context)
         api.routes.extend(plans.api.routes)
         api.routes.extend(audit.api.routes)

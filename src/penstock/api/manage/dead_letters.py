@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from penstock.api.manage.context import Context, actor_of
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.pages import Paged, after, following, paged
 from penstock.api.manage.settings import name_of, pipelines_of
 from penstock.api.problems import Problem, documented, problem_of, wrong
@@ -33,6 +34,8 @@ _AT_ONCE: Final = 100
 
 _Id = Annotated[int, Path(alias="id", ge=1, le=_MAX_ID), DIGITS]
 _Text = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(storable)]
+
+api = new_router()
 
 
 class _Query(Paged):
@@ -150,159 +153,167 @@ class _Count(BaseModel):
     dropped: int
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints of dead letters to `api`."""
-    letters = context.store.letters
+async def _named(
+    context: Context, sink: str | None, consumer: str | None
+) -> tuple[str | None, str | None]:
+    if sink is not None and consumer is not None:
+        raise wrong("consumer", "a dead letter is of a sink or of a consumer: give one of them")
+    if sink is not None:
+        sink = await name_of(context, "sink", sink)
+    if consumer is not None:
+        consumer = await name_of(context, "consumer", consumer)
+    return sink, consumer
 
-    async def named(sink: str | None, consumer: str | None) -> tuple[str | None, str | None]:
-        if sink is not None and consumer is not None:
-            raise wrong("consumer", "a dead letter is of a sink or of a consumer: give one of them")
-        if sink is not None:
-            sink = await name_of(context, "sink", sink)
-        if consumer is not None:
-            consumer = await name_of(context, "consumer", consumer)
-        return sink, consumer
 
-    async def letter_of(number: int) -> StoredLetter:
-        letter = await context.run(letters.get, number)
-        if letter is None:
+async def _letter_of(context: Context, number: int) -> StoredLetter:
+    letter = await context.run(context.store.letters.get, number)
+    if letter is None:
+        raise Problem(404, f"There is no dead letter {number}.")
+    return letter
+
+
+async def _replay(
+    context: Context, letter: StoredLetter, line: Also, config: Config | None = None
+) -> None:
+    if letter.consumer is not None:
+        await (await context.consumers.get(letter.consumer)).replay(letter.id, line)
+    elif context.tools is not None:
+        config = config or await pipelines_of(context)
+        await context.run_long(context.tools.replay, context.store, config, letter, line)
+    else:
+        raise Problem(409, "This process can't publish: `penstock dead-letters replay` can.")
+
+
+@api.get(_LETTERS, response_model=_LettersPage, summary="List dead letters")
+async def list_letters(context: AppContext, query: Annotated[_Query, Query()]) -> Response:
+    (last,) = after(query.cursor, int) or (0,)
+    sink, consumer = await _named(context, query.sink, query.consumer)
+    found = await context.run(
+        context.store.letters.page, sink, consumer, query.limit + 1, after=last, code=query.code,
+        text=query.text, replayed=query.replayed, key=query.idempotency_key,
+    )  # fmt: skip
+    page, following_ = following(found, query.limit, lambda letter: (letter.id,))
+    return json_answer({"data": [_body(letter) for letter in page], "next": following_})
+
+
+@api.get("/v1/dead-letter-causes", response_model=_Causes, summary="Count dead letters by cause")
+async def list_causes(context: AppContext, query: Annotated[_Query, Query()]) -> Response:
+    sink, consumer = await _named(context, query.sink, query.consumer)
+    found = await context.run(
+        context.store.letters.causes, sink, consumer, code=query.code, text=query.text,
+        replayed=query.replayed, key=query.idempotency_key,
+    )  # fmt: skip
+    page, last = paged(found, query, _cause)
+    return json_answer({"data": [each._asdict() for each in page], "next": last})
+
+
+@api.get(f"{_LETTERS}/{{id}}", response_model=_WholeLetter, summary="Show a dead letter")
+async def show_letter(context: AppContext, number: _Id) -> Response:
+    letter = await _letter_of(context, number)
+    return json_answer({**_body(letter), "message": letter.message})
+
+
+@api.post(
+    f"{_LETTERS}/{{id}}/replay",
+    response_model=Success,
+    summary="Deliver a dead letter again",
+    description="A sink's is published once more, a consumer's goes back into it.",
+    responses=documented(409, 424),
+)
+async def replay_letter(context: AppContext, number: _Id, request: Request) -> Response:
+    letter = await _letter_of(context, number)
+    of = of_letters(letter.sink, letter.consumer)
+    line = Action(*of, "replay dead letter", {"id": number}).line(actor_of(request))
+    await _replay(context, letter, line)
+    return Json(SUCCESS)
+
+
+@api.delete(f"{_LETTERS}/{{id}}", response_model=Success, summary="Delete a dead letter")
+async def drop_letter(context: AppContext, number: _Id, request: Request) -> Response:
+    letter = await _letter_of(context, number)
+
+    def drop() -> None:
+        if not context.store.letters.purge(id=number):
             raise Problem(404, f"There is no dead letter {number}.")
-        return letter
 
-    async def replay(letter: StoredLetter, line: Also, config: Config | None = None) -> None:
-        if letter.consumer is not None:
-            await (await context.consumers.get(letter.consumer)).replay(letter.id, line)
-        elif context.tools is not None:
-            config = config or await pipelines_of(context)
-            await context.run_long(context.tools.replay, context.store, config, letter, line)
-        else:
-            raise Problem(409, "This process can't publish: `penstock dead-letters replay` can.")
+    of = of_letters(letter.sink, letter.consumer)
+    await context.act(request, Action(*of, "drop dead letter", {"id": number}), drop)
+    return Json(SUCCESS)
 
-    @api.get(_LETTERS, response_model=_LettersPage, summary="List dead letters")
-    async def list_letters(query: Annotated[_Query, Query()]) -> Response:
-        (last,) = after(query.cursor, int) or (0,)
-        sink, consumer = await named(query.sink, query.consumer)
-        found = await context.run(
-            letters.page, sink, consumer, query.limit + 1, after=last, code=query.code,
-            text=query.text, replayed=query.replayed, key=query.idempotency_key,
-        )  # fmt: skip
-        page, following_ = following(found, query.limit, lambda letter: (letter.id,))
-        return json_answer({"data": [_body(letter) for letter in page], "next": following_})
 
-    @api.get(
-        "/v1/dead-letter-causes", response_model=_Causes, summary="Count dead letters by cause"
-    )
-    async def list_causes(query: Annotated[_Query, Query()]) -> Response:
-        sink, consumer = await named(query.sink, query.consumer)
-        found = await context.run(
-            letters.causes, sink, consumer, code=query.code, text=query.text,
-            replayed=query.replayed, key=query.idempotency_key,
-        )  # fmt: skip
-        page, last = paged(found, query, _cause)
-        return json_answer({"data": [each._asdict() for each in page], "next": last})
+@api.post(
+    "/v1/replay-dead-letters",
+    response_model=_Replayed,
+    summary="Deliver many dead letters again",
+    description=f"Those with these `ids`, or the first {_AT_ONCE} that were not replayed of those "
+    "that fit all that is given. What fails stays as it is; go on behind it by `after`.",
+    responses=documented(409, 413),
+    openapi_extra=body_of(_Replay),
+)
+async def replay_letters(context: AppContext, request: Request) -> Response:
+    selection = _Replay.model_validate(await read_object(request))
+    found, left = await _selected(context, selection)
+    of_sinks = context.tools is not None and any(letter.consumer is None for letter in found)
+    config = await pipelines_of(context) if of_sinks else None
+    of = of_letters(*await _named(context, selection.sink, selection.consumer))
+    action = Action(*of, "replay dead letters", _details(selection))
+    line = await context.run(action.counting, context.store, actor_of(request))
+    failed = []
+    for letter in found:
+        try:
+            await _replay(context, letter, line, config)
+        except (PenstockError, Problem) as error:
+            failed.append({"id": letter.id, "detail": problem_of(error).detail})
+    last = found[-1].id if found else None
+    count = len(found) - len(failed)
+    return json_answer({"replayed": count, "failed": failed, "left": left, "last": last})
 
-    @api.get(f"{_LETTERS}/{{id}}", response_model=_WholeLetter, summary="Show a dead letter")
-    async def show_letter(number: _Id) -> Response:
-        letter = await letter_of(number)
-        return json_answer({**_body(letter), "message": letter.message})
 
-    @api.post(
-        f"{_LETTERS}/{{id}}/replay",
-        response_model=Success,
-        summary="Deliver a dead letter again",
-        description="A sink's is published once more, a consumer's goes back into it.",
-        responses=documented(409, 424),
-    )
-    async def replay_letter(number: _Id, request: Request) -> Response:
-        letter = await letter_of(number)
-        of = of_letters(letter.sink, letter.consumer)
-        line = Action(*of, "replay dead letter", {"id": number}).line(actor_of(request))
-        await replay(letter, line)
-        return Json(SUCCESS)
+async def _selected(context: Context, selection: _Replay) -> tuple[Sequence[StoredLetter], bool]:
+    sink, consumer = await _named(context, selection.sink, selection.consumer)
+    selection.check()
+    if selection.ids is not None:
+        if any(each is not None for each in (sink, consumer, selection.code, selection.text)):
+            raise wrong("ids", "give ids alone, or a sink, a consumer, a code or a text")
+        return [await _letter_of(context, number) for number in selection.ids], False
+    limit = selection.limit
+    found = await context.run(
+        context.store.letters.page, sink, consumer, limit + 1, after=selection.after, replayed=False,
+        code=selection.code, text=selection.text, through=selection.through,
+    )  # fmt: skip
+    return found[:limit], len(found) > limit
 
-    @api.delete(f"{_LETTERS}/{{id}}", response_model=Success, summary="Delete a dead letter")
-    async def drop_letter(number: _Id, request: Request) -> Response:
-        letter = await letter_of(number)
 
-        def drop() -> None:
-            if not letters.purge(id=number):
-                raise Problem(404, f"There is no dead letter {number}.")
+@api.post(
+    "/v1/drop-dead-letters",
+    response_model=_Count,
+    summary="Delete many dead letters for ever",
+    description="Those that fit all that is given; one of `ids`, `sink`, `consumer`, `code` and "
+    "`text` must be.",
+    responses=documented(413),
+    openapi_extra=body_of(_Dropped),
+)
+async def drop_letters(context: AppContext, request: Request) -> Response:
+    selection = _Dropped.model_validate(await read_object(request))
+    sink, consumer = await _named(context, selection.sink, selection.consumer)
+    selection.check()
 
-        of = of_letters(letter.sink, letter.consumer)
-        await context.act(request, Action(*of, "drop dead letter", {"id": number}), drop)
-        return Json(SUCCESS)
+    def drop() -> int:
+        with context.store.transaction():
+            count = sum(
+                context.store.letters.purge(
+                    sink, consumer, number, replayed=selection.replayed or None,
+                    code=selection.code, text=selection.text, through=selection.through,
+                )
+                for number in selection.ids or (None,)
+            )  # fmt: skip
+            if count:
+                action = *of_letters(sink, consumer), "drop dead letters"
+                details = {**_details(selection), "count": count}
+                note_action(context.store, *action, details, by=actor_of(request))
+        return count
 
-    @api.post(
-        "/v1/replay-dead-letters",
-        response_model=_Replayed,
-        summary="Deliver many dead letters again",
-        description=f"Those with these `ids`, or the first {_AT_ONCE} that were not replayed of those "
-        "that fit all that is given. What fails stays as it is; go on behind it by `after`.",
-        responses=documented(409, 413),
-        openapi_extra=body_of(_Replay),
-    )
-    async def replay_letters(request: Request) -> Response:
-        selection = _Replay.model_validate(await read_object(request))
-        found, left = await selected(selection)
-        of_sinks = context.tools is not None and any(letter.consumer is None for letter in found)
-        config = await pipelines_of(context) if of_sinks else None
-        of = of_letters(*await named(selection.sink, selection.consumer))
-        action = Action(*of, "replay dead letters", _details(selection))
-        line = await context.run(action.counting, context.store, actor_of(request))
-        failed = []
-        for letter in found:
-            try:
-                await replay(letter, line, config)
-            except (PenstockError, Problem) as error:
-                failed.append({"id": letter.id, "detail": problem_of(error).detail})
-        last = found[-1].id if found else None
-        count = len(found) - len(failed)
-        return json_answer({"replayed": count, "failed": failed, "left": left, "last": last})
-
-    async def selected(selection: _Replay) -> tuple[Sequence[StoredLetter], bool]:
-        sink, consumer = await named(selection.sink, selection.consumer)
-        selection.check()
-        if selection.ids is not None:
-            if any(each is not None for each in (sink, consumer, selection.code, selection.text)):
-                raise wrong("ids", "give ids alone, or a sink, a consumer, a code or a text")
-            return [await letter_of(number) for number in selection.ids], False
-        limit = selection.limit
-        found = await context.run(
-            letters.page, sink, consumer, limit + 1, after=selection.after, replayed=False,
-            code=selection.code, text=selection.text, through=selection.through,
-        )  # fmt: skip
-        return found[:limit], len(found) > limit
-
-    @api.post(
-        "/v1/drop-dead-letters",
-        response_model=_Count,
-        summary="Delete many dead letters for ever",
-        description="Those that fit all that is given; one of `ids`, `sink`, `consumer`, `code` and "
-        "`text` must be.",
-        responses=documented(413),
-        openapi_extra=body_of(_Dropped),
-    )
-    async def drop_letters(request: Request) -> Response:
-        selection = _Dropped.model_validate(await read_object(request))
-        sink, consumer = await named(selection.sink, selection.consumer)
-        selection.check()
-
-        def drop() -> int:
-            with context.store.transaction():
-                count = sum(
-                    letters.purge(
-                        sink, consumer, number, replayed=selection.replayed or None,
-                        code=selection.code, text=selection.text, through=selection.through,
-                    )
-                    for number in selection.ids or (None,)
-                )  # fmt: skip
-                if count:
-                    action = *of_letters(sink, consumer), "drop dead letters"
-                    details = {**_details(selection), "count": count}
-                    note_action(context.store, *action, details, by=actor_of(request))
-            return count
-
-        return json_answer({"dropped": await context.run(drop)})
+    return json_answer({"dropped": await context.run(drop)})
 
 
 def _details(selection: _Selection) -> dict[str, Any]:
