@@ -48,7 +48,7 @@ def router(
     if context is not None:
         api.routes.extend(messages.api.routes)
         api.routes.extend(entities.api.routes)
-        nats_consumers.add(api, context)
+        api.routes.extend(nats_consumers.api.routes)
         sinks.add(api, context)
         api.routes.extend(databases.api.routes)
         api.routes.extend(targets.api.routes)

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.http_consumers import place
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of
@@ -26,6 +27,8 @@ from penstock.streams.nats_consumers import NO_CONSUMER, NatsConsumers
 
 _ALL: Final = "/v1/nats-consumers"
 _ONE: Final = f"{_ALL}/{{consumer}}"
+
+api = new_router()
 
 
 class Why(BaseModel):
@@ -65,63 +68,77 @@ class NatsConsumersBody(Page):
     data: list[NatsConsumerBody]
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints to `api`."""
+@contextlib.contextmanager
+def _found() -> Iterator[None]:
+    """Raise a `Problem` where there is no such consumer."""
+    try:
+        yield
+    except StoreError as error:
+        if error.code == NO_CONSUMER:
+            raise Problem(404, str(error)) from None
+        raise
+
+
+async def _act(
+    context: Context,
+    request: Request,
+    action: str,
+    work: Callable[[NatsConsumers, str], None],
+    text: str,
+    **details: Any,
+) -> Response:
+    """Do `work` for the consumer that a path names, and add it to the audit log."""
+    name = await name_of(context, "consumer", text)
     consumers = NatsConsumers(context.store)
+    with _found():
+        await context.act(request, Action("consumer", name, action, details), work, consumers, name)
+    return Json(SUCCESS)
 
-    @contextlib.contextmanager
-    def found() -> Iterator[None]:
-        """Raise a `Problem` where there is no such consumer."""
-        try:
-            yield
-        except StoreError as error:
-            if error.code == NO_CONSUMER:
-                raise Problem(404, str(error)) from None
-            raise
 
-    async def act(
-        request: Request, action: str, work: Callable[[str], None], text: str, **details: Any
-    ) -> Response:
-        """Do `work` for the consumer that a path names, and add it to the audit log."""
-        name = await name_of(context, "consumer", text)
-        with found():
-            await context.act(request, Action("consumer", name, action, details), work, name)
-        return Json(SUCCESS)
+@api.get(_ALL, response_model=NatsConsumersBody, summary="List the NATS consumers")
+async def list_nats_consumers(context: AppContext, query: Annotated[Paged, Query()]) -> Response:
+    (last,) = after(query.cursor, str) or ("",)
+    found = await context.run(NatsConsumers(context.store).page, last, query.limit + 1)
+    page, cursor = following(found, query.limit, lambda of: (of.name,))
+    return json_answer({"data": [of.body() for of in page], "next": cursor})
 
-    @api.get(_ALL, response_model=NatsConsumersBody, summary="List the NATS consumers")
-    async def list_nats_consumers(query: Annotated[Paged, Query()]) -> Response:
-        (last,) = after(query.cursor, str) or ("",)
-        found = await context.run(consumers.page, last, query.limit + 1)
-        page, cursor = following(found, query.limit, lambda of: (of.name,))
-        return json_answer({"data": [of.body() for of in page], "next": cursor})
 
-    @api.get(_ONE, response_model=NatsConsumerBody, summary="Show a NATS consumer")
-    async def show_nats_consumer(consumer: str) -> Response:
-        name = await name_of(context, "consumer", consumer)
-        with found():
-            return json_answer((await context.run(consumers.get, name)).body())
+@api.get(_ONE, response_model=NatsConsumerBody, summary="Show a NATS consumer")
+async def show_nats_consumer(context: AppContext, consumer: str) -> Response:
+    name = await name_of(context, "consumer", consumer)
+    with _found():
+        return json_answer((await context.run(NatsConsumers(context.store).get, name)).body())
 
-    @api.post(
-        f"{_ONE}/pause",
-        response_model=Success,
-        summary="Pause a NATS consumer",
-        description="What its stream gets meanwhile waits there, for as long as that keeps it.",
+
+@api.post(
+    f"{_ONE}/pause",
+    response_model=Success,
+    summary="Pause a NATS consumer",
+    description="What its stream gets meanwhile waits there, for as long as that keeps it.",
+)
+async def pause_nats_consumer(context: AppContext, consumer: str, request: Request) -> Response:
+    return await _act(
+        context, request, "pause", partial(NatsConsumers.pause, paused=True), consumer
     )
-    async def pause_nats_consumer(consumer: str, request: Request) -> Response:
-        return await act(request, "pause", partial(consumers.pause, paused=True), consumer)
 
-    @api.post(f"{_ONE}/resume", response_model=Success, summary="Let a NATS consumer go on")
-    async def resume_nats_consumer(consumer: str, request: Request) -> Response:
-        return await act(request, "resume", partial(consumers.pause, paused=False), consumer)
 
-    @api.post(
-        f"{_ONE}/rewind",
-        response_model=Success,
-        summary="Publish from another position on",
-        responses=documented(413),
-        openapi_extra=body_of(Rewind),
+@api.post(f"{_ONE}/resume", response_model=Success, summary="Let a NATS consumer go on")
+async def resume_nats_consumer(context: AppContext, consumer: str, request: Request) -> Response:
+    return await _act(
+        context, request, "resume", partial(NatsConsumers.pause, paused=False), consumer
     )
-    async def rewind_nats_consumer(consumer: str, request: Request) -> Response:
-        given = await read_object(request)
-        to = place(given)
-        return await act(request, "rewind", partial(consumers.rewind, to=to), consumer, **given)
+
+
+@api.post(
+    f"{_ONE}/rewind",
+    response_model=Success,
+    summary="Publish from another position on",
+    responses=documented(413),
+    openapi_extra=body_of(Rewind),
+)
+async def rewind_nats_consumer(context: AppContext, consumer: str, request: Request) -> Response:
+    given = await read_object(request)
+    to = place(given)
+    return await _act(
+        context, request, "rewind", partial(NatsConsumers.rewind, to=to), consumer, **given
+    )
