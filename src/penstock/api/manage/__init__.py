@@ -55,7 +55,7 @@ def router(
         bastions.add(api, context)
         api.routes.extend(providers.api.routes)
         syncs.add(api, context)
-        records.add(api, context)
+        api.routes.extend(records.api.routes)
         api.routes.extend(backfills.api.routes)
         api.routes.extend(dead_letters.api.routes)
         tokens.add(api, context)
