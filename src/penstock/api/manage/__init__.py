@@ -49,7 +49,7 @@ def router(
         api.routes.extend(messages.api.routes)
         api.routes.extend(entities.api.routes)
         api.routes.extend(nats_consumers.api.routes)
-        sinks.add(api, context)
+        api.routes.extend(sinks.api.routes)
         api.routes.extend(databases.api.routes)
         api.routes.extend(targets.api.routes)
         bastions.add(api, context)
