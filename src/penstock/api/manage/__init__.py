@@ -54,7 +54,7 @@ def router(
         api.routes.extend(targets.api.routes)
         bastions.add(api, context)
         api.routes.extend(providers.api.routes)
-        syncs.add(api, context)
+        api.routes.extend(syncs.api.routes)
         api.routes.extend(records.api.routes)
         api.routes.extend(backfills.api.routes)
         api.routes.extend(dead_letters.api.routes)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.manage.access import grant_of
-from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.settings import configured_of
 from penstock.api.problems import documented, wrong
 from penstock.api.requests import SUCCESS, Json, body_of, read_object
@@ -22,6 +22,9 @@ from penstock.desired.actions import Action
 from penstock.syncs.controls import SyncControls
 
 _SYNC: Final = "/v1/syncs/{sync}"
+_Do = Callable[[SyncControls, UUID, str | None, str], None]
+
+api = new_router()
 
 
 class _Collection(BaseModel):
@@ -32,55 +35,22 @@ class _Collection(BaseModel):
     )
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints to `api`."""
-    controls = SyncControls(context.store)
-    actions: tuple[tuple[str, str, str, Callable[[UUID, str | None, str], None]], ...] = (
-        (
-            "resume",
-            "Let a sync go on",
-            "One that is paused, that waits for a repaired credential, or that asks whether a sweep may"
-            " delete: to resume is to agree.",
-            controls.resume,
-        ),
-        (
-            "run",
-            "Read what has changed now",
-            "Whatever its frequency; also what waits after a failure.",
-            lambda sync, collection, by: controls.ask(sync, collection, "run", by),
-        ),
-        (
-            "backfill",
-            "Read all again",
-            "From the beginning; what is unchanged makes no message.",
-            lambda sync, collection, by: controls.ask(sync, collection, "backfill", by),
-        ),
+@api.post(
+    f"{_SYNC}/pause",
+    response_model=Success,
+    summary="Have a sync do nothing until it is resumed",
+    responses=documented(409),
+)
+async def pause_sync(context: AppContext, sync: str, request: Request) -> Response:
+    found = await configured_of(context, "sync", sync)
+    done = Action("sync", found.name, "pause")
+    await context.act(
+        request, done, SyncControls(context.store).pause, found.id, grant_of(request).name
     )
-
-    @api.post(
-        f"{_SYNC}/pause",
-        response_model=Success,
-        summary="Have a sync do nothing until it is resumed",
-        responses=documented(409),
-    )
-    async def pause_sync(sync: str, request: Request) -> Response:
-        found = await configured_of(context, "sync", sync)
-        done = Action("sync", found.name, "pause")
-        await context.act(request, done, controls.pause, found.id, grant_of(request).name)
-        return Json(SUCCESS)
-
-    for action, summary, description, do in actions:
-        _add_action(api, context, (action, summary, description), do)
+    return Json(SUCCESS)
 
 
-def _add_action(
-    api: APIRouter,
-    context: Context,
-    texts: tuple[str, str, str],
-    do: Callable[[UUID, str | None, str], None],
-) -> None:
-    action, summary, description = texts
-
+def _add_action(action: str, summary: str, description: str, do: _Do) -> None:
     @api.post(
         f"{_SYNC}/{action}",
         response_model=Success,
@@ -90,7 +60,7 @@ def _add_action(
         responses=documented(409, 413),
         openapi_extra=body_of(_Collection, required=False),
     )
-    async def act(sync: str, request: Request) -> Response:
+    async def act(context: AppContext, sync: str, request: Request) -> Response:
         given = await read_object(request) if await request.body() else {}
         asked = _Collection.model_validate(given)
         found = await configured_of(context, "sync", sync)
@@ -98,8 +68,30 @@ def _add_action(
         if asked.collection is not None:
             collection = _collection_of(found.settings, asked.collection)
         done = Action("sync", found.name, action, {"collection": collection})
-        await context.act(request, done, do, found.id, collection, grant_of(request).name)
+        controls, by = SyncControls(context.store), grant_of(request).name
+        await context.act(request, done, do, controls, found.id, collection, by)
         return Json(SUCCESS)
+
+
+_add_action(
+    "resume",
+    "Let a sync go on",
+    "One that is paused, that waits for a repaired credential, or that asks whether a sweep may"
+    " delete: to resume is to agree.",
+    SyncControls.resume,
+)
+_add_action(
+    "run",
+    "Read what has changed now",
+    "Whatever its frequency; also what waits after a failure.",
+    lambda controls, sync, collection, by: controls.ask(sync, collection, "run", by),
+)
+_add_action(
+    "backfill",
+    "Read all again",
+    "From the beginning; what is unchanged makes no message.",
+    lambda controls, sync, collection, by: controls.ask(sync, collection, "backfill", by),
+)
 
 
 def _collection_of(sync: Sync, text: str) -> str:
