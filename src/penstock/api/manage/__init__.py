@@ -58,7 +58,7 @@ def router(
         api.routes.extend(records.api.routes)
         api.routes.extend(backfills.api.routes)
         api.routes.extend(dead_letters.api.routes)
-        tokens.add(api, context)
+        api.routes.extend(tokens.api.routes)
         api.routes.extend(plans.api.routes)
         api.routes.extend(audit.api.routes)
         if context.tools is not None:
