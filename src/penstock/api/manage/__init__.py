@@ -42,7 +42,7 @@ def router(
     """
     api = APIRouter(dependencies=[Depends(permitted)], responses=documented(), tags=["manage"])
     api.routes.extend(streams.api.routes)
-    http_consumers.add(api, consumers)
+    api.routes.extend(http_consumers.api.routes)
     if state is not None:
         api.routes.extend(status.api.routes)
     if context is not None:
