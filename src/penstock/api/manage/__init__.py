@@ -52,7 +52,7 @@ def router(
         api.routes.extend(sinks.api.routes)
         api.routes.extend(databases.api.routes)
         api.routes.extend(targets.api.routes)
-        bastions.add(api, context)
+        api.routes.extend(bastions.api.routes)
         api.routes.extend(providers.api.routes)
         api.routes.extend(syncs.api.routes)
         api.routes.extend(records.api.routes)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.api.manage.context import Context
+from penstock.api.manage.endpoints import AppContext, new_router
 from penstock.api.manage.settings import source_of, target_of
 from penstock.api.problems import Problem, documented, wrong
 from penstock.api.requests import body_of, json_answer, read_object
@@ -20,6 +21,8 @@ from penstock.desired.actions import Action
 from penstock.streams.bastions import pin
 
 BastionOf = Callable[[Context, str], Awaitable[Bastion | None]]
+
+api = new_router()
 
 
 class _Bastion(BaseModel):
@@ -57,13 +60,7 @@ async def _of_source(context: Context, text: str) -> Bastion | None:
     return (await source_of(context, text)).reached
 
 
-def add(api: APIRouter, context: Context) -> None:
-    """Add the endpoints to `api`."""
-    _add(api, context, "target", _of_target)
-    _add(api, context, "source", _of_source)
-
-
-def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> None:
+def _add(kind: str, bastion_of: BastionOf) -> None:
     path = f"/v1/{kind}s/{{{kind}}}/bastion"
     named: dict[str, Any] = {
         "parameters": [
@@ -72,15 +69,15 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
         ]
     }  # fmt: skip
 
-    async def bastion(request: Request) -> Bastion:
+    async def bastion(context: Context, request: Request) -> Bastion:
         text: str = request.path_params[kind]
         found = await bastion_of(context, text)
         if found is None:
             raise Problem(404, f"{kind.capitalize()} {text!r} has no bastion.")
         return found
 
-    async def show(request: Request) -> Response:
-        found = await bastion(request)
+    async def show(context: AppContext, request: Request) -> Response:
+        found = await bastion(context, request)
         key = found.host_key
         by = None if key is None else "configuration" if found.pinned_in is None else "store"
         return json_answer(
@@ -98,8 +95,8 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
         operation_id=f"show_{kind}_bastion", openapi_extra=named, responses=documented(409, 424),
     )  # fmt: skip
 
-    async def ask(request: Request) -> Response:
-        found = await bastion(request)
+    async def ask(context: AppContext, request: Request) -> Response:
+        found = await bastion(context, request)
         key = await context.run_test(_reported, host_key, found)
         trusted = key == found.host_key
         return json_answer({"host_key": key, "fingerprint": _fingerprint(key), "trusted": trusted})
@@ -112,14 +109,14 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
         operation_id=f"ask_{kind}_bastion", openapi_extra=named, responses=documented(409, 424),
     )  # fmt: skip
 
-    async def trust(request: Request) -> Response:
+    async def trust(context: AppContext, request: Request) -> Response:
         new = _Trusted.model_validate(await read_object(request))
         try:
             key = public_key(new.host_key)
         except ValueError as error:
             raise wrong("host_key", str(error)) from None
         _fingerprint(key)
-        found = await bastion(request)
+        found = await bastion(context, request)
         if found.pinned_in is None:
             raise Problem(
                 409,
@@ -134,7 +131,7 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
             )
         done = Action(kind, found.owner, "trust host key", {"fingerprint": _fingerprint(key)})
         await context.act(request, done, pin, context.store, found.owner, key)
-        return await show(request)
+        return await show(context, request)
 
     api.add_api_route(
         f"{path}/host-key", trust, methods=["PUT"], response_model=_Bastion,
@@ -142,6 +139,10 @@ def _add(api: APIRouter, context: Context, kind: str, bastion_of: BastionOf) -> 
         operation_id=f"trust_{kind}_bastion", openapi_extra={**named, **body_of(_Trusted)},
         responses=documented(409, 413, 424),
     )  # fmt: skip
+
+
+_add("target", _of_target)
+_add("source", _of_source)
 
 
 def _reported(call: Callable[[Bastion], str], bastion: Bastion) -> str:
