@@ -14,10 +14,11 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock import __version__
-from penstock.api import consume, manage, problems
+from penstock.api import consume, problems
 from penstock.api.auth import Gate, KnownTokens
 from penstock.api.console.app import Console
 from penstock.api.console.sessions import PATH
+from penstock.api.manage import routes
 from penstock.api.manage.context import Context, Tools
 from penstock.api.requests import inline
 from penstock.api.shortcut import Shortcut
@@ -62,9 +63,11 @@ class Api(FastAPI):
         self.status = Status(
             alone(self.consumers) if state is None else _in_thread(state), always=state is not None
         )
-        # The routes themselves: `include_router` looks a path up twice.
-        manages = manage.router(self.consumers, self.context, self.status)
-        self.router.routes += [*consume.api.routes, *manages.routes]
+        # The routes themselves, which all apps share: `include_router` looks a path up twice.
+        of_tools = () if tools is None else routes.OF_TOOLS
+        self.router.routes += [
+            *consume.api.routes, *routes.OF_CONSUMERS, *routes.OF_STORE, *of_tools,
+        ]  # fmt: skip
         self._shortcut = Shortcut(self, consume.api.routes, self.tokens)
         self.console = Console(url, self.tokens, super().__call__)
         self.add_middleware(Gate, tokens=self.tokens)

@@ -6,16 +6,16 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Iterable
-from typing import Final, cast
+from typing import Final
 
 import httpx
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api import consume, manage, problems
+from penstock.api import consume, problems
 from penstock.api.auth import Gate, Grant, KnownTokens, Role
 from penstock.api.client import Client
-from penstock.streams.consumers.registry import Consumers
+from penstock.api.manage import http_consumers, streams
 from penstock.testing.consumers import InMemoryConsumers
 
 BASE_URL: Final = "http://penstock.test"
@@ -46,8 +46,8 @@ class _InMemoryApi(FastAPI):
         super().__init__(redirect_slashes=False)
         self.consumers = consumers
         self.receives = consume.Receives()
-        manages = manage.router(cast(Consumers, consumers))
-        self.router.routes += [*consume.api.routes, *manages.routes]
+        for api in consume.api, streams.api, http_consumers.api:
+            self.router.routes.extend(api.routes)
 
 
 def make_app(consumers: InMemoryConsumers, tokens: KnownTokens) -> ASGIApp:
