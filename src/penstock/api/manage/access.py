@@ -15,7 +15,7 @@ _READS: Final = frozenset({"/v1/plan"})
 """What changes nothing although it is posted."""
 
 
-def permitted(request: Request, _: Annotated[Any, Depends(BEARER)]) -> None:
+async def permitted(request: Request, _: Annotated[Any, Depends(BEARER)]) -> None:
     """Raise `Problem` where the request's token is not enough for it."""
     grant = grant_of(request)
     if grant.role == "admin":
