@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 
 from penstock.api.app import Api
 from penstock.cli.api_tools import ApiTools
@@ -66,6 +67,20 @@ def names(operation: dict[str, Any], where: str) -> list[str]:
 
 def test_all_of_it_is_there(schema: dict[str, Any]) -> None:
     assert EXPECTED - set(schema["paths"]) == set()
+
+
+def test_routes_are_made_once_a_process() -> None:
+    one, other = (
+        Api("postgresql://nobody@127.0.0.1:1/none", tools=tools) for tools in (ApiTools(), None)
+    )
+    made = {id(route): route for route in one.routes if isinstance(route, APIRoute)}
+    shared = {id(route) for route in other.routes if isinstance(route, APIRoute)}
+    assert len(shared) > 100
+    assert {made[lacking].path for lacking in made.keys() - shared} == {
+        "/v1/check", "/v1/sources/{source}/check", "/v1/try-sink",
+        "/v1/sources/{source}/next-changes",
+    }  # fmt: skip
+    assert shared < made.keys()
 
 
 def test_lists_come_by_pages(schema: dict[str, Any]) -> None:

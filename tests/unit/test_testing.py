@@ -457,6 +457,15 @@ def test_tokens(penstock: InMemoryPenstock) -> None:
     assert own.get("/v1/streams").status_code == 401
 
 
+def test_two_of_them_share_nothing() -> None:
+    one, other = made(), InMemoryPenstock({"sources": SOURCES, "sinks": {"orders": STREAM}})
+    for penstock, name in ((one, "items"), (other, "orders")):
+        table(penstock).insert(id=1)
+        with penstock.client("/v1") as http:
+            assert [each["name"] for each in http.get("/streams").json()["data"]] == [name]
+            assert len(http.get(f"/streams/{name}/receive").json()["data"]) == 1
+
+
 def test_consumers_are_managed_over_http() -> None:
     penstock = made({"actions": ["insert"]})
     items = table(penstock)
