@@ -52,7 +52,7 @@ class Pages:
     def writing(self) -> Iterator[tuple[Any, Any]]:
         yield self, None
 
-    def write(self, *_: object) -> RecordsWritten:
+    def write(self, *_: object, **__: object) -> RecordsWritten:
         return RecordsWritten(0, 0, 0, 0)
 
 

@@ -100,7 +100,7 @@ class Fakes:
                 table.closed += 1
 
             def write(
-                self, sync: UUID, provider: str, collection: str, records: Any
+                self, sync: UUID, provider: str, collection: str, records: Any, *, expects_new: bool
             ) -> RecordsWritten:
                 new = changed = 0
                 for record in records:
