@@ -129,15 +129,20 @@ def nats_server(server_dir: Path) -> Iterator[EmbeddedNats]:
 
 
 @pytest.fixture
-def template() -> str:
-    """The database that the test's own is a copy of."""
-    return "template1"
+def template() -> str | None:
+    """The database that the test's own is a copy of, None for an empty one."""
+    return None
 
 
 @pytest.fixture
-def database(postgres: SharedPostgres, template: str) -> Iterator[Database]:
+def database(postgres: EmbeddedPostgres, template: str | None) -> Iterator[Database]:
     name = f"test_{uuid.uuid4().hex[:12]}"
-    database = Database(name, postgres.create_database(name, template))
+    if template is None:  # a test may have a server of its own
+        url = postgres.create_database(name)
+    else:
+        assert isinstance(postgres, SharedPostgres)
+        url = postgres.create_database(name, template)
+    database = Database(name, url)
     yield database
     database.drop(postgres.url)
 

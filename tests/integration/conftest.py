@@ -26,13 +26,13 @@ def _outboxes(url: str) -> None:
 
 
 @pytest.fixture
-def template(postgres: SharedPostgres, request: pytest.FixtureRequest) -> str:
+def template(postgres: SharedPostgres, request: pytest.FixtureRequest) -> str | None:
     """The database that the test's own is a copy of: with the schema that its fixtures would make."""
     if "tide" in request.fixturenames:
         return postgres.template("template_outboxes", _outboxes)
     if {"store", "shop"} & set(request.fixturenames):
         return postgres.template("template_store", _store)
-    return "template1"
+    return None
 
 
 @pytest.fixture
