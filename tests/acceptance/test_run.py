@@ -69,6 +69,7 @@ sinks:
     url: ${NATS_URL}
     user: penstock
     password: ${NATS_PASSWORD}
+    transform: {sql: "record.id as id, record.name as name"}  # of which Spark computes nothing
 spark:
   master: local[2]
 """

@@ -84,11 +84,12 @@ class Select:
         self._made = Members([item.name for item in items])
 
     def __call__(
-        self, messages: pa.RecordBatch, results: pa.StructArray
+        self, messages: pa.RecordBatch, results: pa.StructArray | None
     ) -> tuple[pa.RecordBatch, dict[int, str]]:
         """Return the messages with their new records, and the rows that can't be read, with why.
 
-        All rows stay; a value that there is none of is null.
+        `results` are what Spark computed, None where all items stand alone. All rows stay; a value that
+        there is none of is null.
         """
         unread: dict[int, str] = {}
         rows = {
@@ -190,14 +191,15 @@ class _Single:
     def __call__(
         self,
         messages: pa.RecordBatch,
-        results: pa.StructArray,
+        results: pa.StructArray | None,
         rows: Mapping[str, Sequence[_Row]],
         unread: dict[int, str],
     ) -> pa.Array:
         """Return its JSON in every message; why there is none, in `unread`."""
         reference = self._item.reference
         if reference is None:
-            assert self._item.type is not None  # noqa: S101 - it is computed
+            assert results is not None  # noqa: S101 - the plan has what is computed
+            assert self._item.type is not None  # noqa: S101 - likewise
             return json_texts(self._item.type, results.field(self._item.column))
         if reference.root == "action":
             return strings(messages.column("action"))

@@ -206,7 +206,6 @@ class Steps:
         origin = pa.array(range(messages.num_rows), pa.int64())
         why: dict[int, tuple[str, str]] = {}
         if self._select is not None:
-            assert results is not None  # noqa: S101 - the plan has them
             messages, unread = self._select(messages, results)
             messages = self._old_keys(messages)
             why = {row: (TRANSFORM_FAILED, reason) for row, reason in unread.items()}
@@ -230,11 +229,14 @@ class Steps:
         return Prepared(messages, dead, left_out)
 
     def _uncomputed(
-        self, captured: pa.RecordBatch, results: pa.StructArray, plan: SinkPlan
+        self, captured: pa.RecordBatch, results: pa.StructArray | None, plan: SinkPlan
     ) -> dict[int, tuple[str, str]]:
         """Return the rows of which Spark could not compute a value."""
-        column = results.field(plan.failed) if plan.used else None
-        if column is None or column.null_count == len(column):
+        if not plan.used:
+            return {}
+        assert results is not None  # noqa: S101 - the plan has them
+        column = results.field(plan.failed)
+        if column.null_count == len(column):
             return {}
         found: dict[int, tuple[str, str]] = {}
         names = list(plan.used)

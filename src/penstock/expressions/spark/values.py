@@ -177,7 +177,7 @@ def _round(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Colum
 
 
 def _upper(_: Node, operands: list[Column], sizes: list[int]) -> tuple[Column, int, int]:
-    return let(operands[0], sizes[0], casing.upper), copies(sizes[0], 3), 8
+    return let(operands[0], sizes[0], casing.upper), copies(sizes[0], 6), 14
 
 
 def _like(node: Node, operands: list[Column], _sizes: list[int]) -> tuple[Column, int, int]:
