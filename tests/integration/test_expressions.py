@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -35,6 +36,7 @@ from penstock.expressions import (
 from penstock.expressions.functions import FUNCTIONS
 from penstock.expressions.keys import key_of
 from penstock.expressions.literals import narrow
+from penstock.expressions.spark import casing
 from penstock.expressions.spark.columns import compile as to_columns
 from penstock.spark.session import create
 
@@ -296,6 +298,24 @@ def test_columns_have_the_kinds_of_their_types(database: Database) -> None:
     assert kinds["ms"].indexed.labels == ("sad", "happy")
     assert kinds["ps"].indexed.spark == "decimal(10,2)"
     assert kinds["nn"].indexed.spark == "decimal(6,3)"
+
+
+@pytest.mark.parametrize("after", ["", "é"])
+def test_every_character_that_has_a_case(bed: Bed, after: str) -> None:
+    """A text of it alone, and before one that is not ASCII, by which another rule of ours is taken."""
+    every = (chr(c) for c in range(1, sys.maxunicode + 1) if not 0xD800 <= c < 0xE000)
+    texts = [c + after for c in every if not c == c.upper() == c.lower() == c.title()]
+    assert len(texts) > 2_000
+    frame = bed.spark.createDataFrame([(texts,)], "texts array<string>")
+    ours = frame.select(*(F.transform("texts", to) for to in (casing.upper, casing.lower))).first()
+    in_case = 'array_agg({0}(t COLLATE "pg_c_utf8") ORDER BY at)'
+    theirs = bed.connection.execute(
+        f"SELECT {in_case.format('upper')}, {in_case.format('lower')}"
+        " FROM unnest(%s::text[]) WITH ORDINALITY AS of (t, at)",
+        [texts],
+    ).fetchone()
+    assert ours is not None
+    assert tuple(ours) == theirs
 
 
 def test_every_function_is_generated() -> None:
