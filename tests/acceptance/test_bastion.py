@@ -104,7 +104,9 @@ def test_nothing_is_lost_while_the_bastion_is_away(
     far.trust()
 
     def reports(code: str) -> None:
-        process.wait_for(lambda: code in process.get("/status")[1], PATIENCE, f"{code} in its status")
+        process.wait_for(
+            lambda: code in process.get("/status")[1], PATIENCE, f"{code} in its status"
+        )
 
     def arrived(count: int, what: str) -> None:
         process.wait_for(lambda: far.messages() == count, PATIENCE, what)
