@@ -133,7 +133,8 @@ def test_the_command_line_is_sparks_own() -> None:
         before = command[: command.index(jvm.MAIN)]
         return {part for part in before[1:] if part.startswith("-") and part != "-cp"}
 
-    given = set(settings["spark.driver.extraJavaOptions"].split())
+    kinds = ("default", "extra")
+    given = {part for kind in kinds for part in settings[f"spark.driver.{kind}JavaOptions"].split()}
     assert options(sparks) - options(ours) == {"--add-modules=jdk.incubator.vector"}
     assert options(ours) - options(sparks) == given
     jars = ours[ours.index("-cp") + 1].split(os.pathsep)

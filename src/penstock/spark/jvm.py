@@ -226,7 +226,7 @@ def jars() -> list[Path]:
     """Return Spark's JARs, in the same order each time; the logger's stands first, as Spark has it.
 
     Those of machine learning stay away: a session would register their functions by Scala's reflection,
-    which takes a fifth of the CPU of a start.
+    which takes a seventh of the CPU of a start.
     """
     found = sorted((home() / "jars").glob("*.jar"))
     found = [path for path in found if not path.name.startswith("spark-mllib_")]

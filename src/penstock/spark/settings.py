@@ -54,7 +54,7 @@ SETTINGS: Final[dict[str, str]] = {
     # machine's memory, and let the heap be 70 % free.
     "spark.driver.extraJavaOptions": (
         "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms48m -Xmn24m -XX:MinHeapFreeRatio=10"
-        " -XX:MaxHeapFreeRatio=20 -Duser.language=en"
+        " -XX:MaxHeapFreeRatio=20"
     ),
     "spark.driver.memory": "512m",
     # With Spark's 64 KiB a small block would wait in three buffers until others fill them. Each block
@@ -73,9 +73,10 @@ SETTINGS: Final[dict[str, str]] = {
 
 _LOCAL_SLOTS: Final = 512
 _LOCAL: Final[dict[str, str]] = {
-    # ICU's tables take two seconds of CPU at the first upper or lower case. Java's give the same, by the
-    # language that `spark.driver.extraJavaOptions` sets; executors may have another one.
+    # ICU's tables take two seconds of CPU at the first upper or lower case. Java's give the same but in
+    # Turkish and its like; the language of executors on a cluster is their own.
     "spark.sql.icu.caseMappings.enabled": "false",
+    "spark.driver.defaultJavaOptions": "-Duser.language=en",
     # A host name that resolves elsewhere must not keep a local session from starting.
     "spark.driver.host": "127.0.0.1",
     # A local executor is in the driver's process and is never lost alone. Heartbeats every 10 s, Spark's
