@@ -1,7 +1,8 @@
 """The HTTP server as a process of its own, with an app that needs no store: for what attacks it.
 
 `python -m tests.integration.http_server '{"head_s": 1}'` prints its address; the seconds are
-`Protocol`'s. `files` bounds the process's open files.
+`Protocol`'s. `files` bounds the process's open files, `grace` the seconds that requests have when it
+ends.
 """
 
 from __future__ import annotations
@@ -73,11 +74,15 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     if files := options.pop("files", None):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    server = Uvicorn(app())
+    server.config.timeout_graceful_shutdown = options.pop(
+        "grace", server.config.timeout_graceful_shutdown
+    )
     for name, value in options.items():
         setattr(Protocol, name, value)
     bound = bind("127.0.0.1:0")
     print(address(bound), flush=True)
-    Uvicorn(app()).run([bound])
+    server.run([bound])
 
 
 class Served:

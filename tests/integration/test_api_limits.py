@@ -275,11 +275,9 @@ def test_where_all_connections_are_under_way_another_one_is_503() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_no_client_holds_the_end_up(number: int) -> None:
     starts = [b"", GET, GET + b"\r\n", GET + b"Content-Length: 9\r\n\r\n", b"nonsense\r\n\r\n"]
-    with Served() as served, contextlib.ExitStack() as stack:
+    with Served(grace=1_000) as served, contextlib.ExitStack() as stack:
         for start in starts:
             stack.enter_context(served.send(start))
         served.client.get("/healthz")
-        began = time.monotonic()
         served.process.send_signal(number)
         served.process.wait(timeout=60)
-        assert time.monotonic() - began < 3

@@ -267,8 +267,9 @@ def test_settings_take_effect_while_it_runs(stream: Stream) -> None:
 def test_slow_requests_hold_their_messages_beyond_ack_wait(stream: Stream) -> None:
     async def test() -> None:
         async with receiver() as to, pushing(stream) as consumers, pushing(stream):
-            to.pause = 1.0
-            await stream.webhook(consumers, to.url, ack_wait_ms=300)
+            to.pause = 3.0
+            # It is extended at a third of it: the machine may stop for a second.
+            await stream.webhook(consumers, to.url, ack_wait_ms=1500)
             stream.publish("a", "b")
             await to.got(2)
             await all_acked(consumers)
