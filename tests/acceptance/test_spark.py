@@ -62,6 +62,9 @@ def test_the_example_delivers_what_its_filter_lets_through(
         assert first["record"] == {"id": 1, "status": "paid"}
         assert first["metadata"]["record_pks"] == [1]
         assert first["metadata"]["consumer"] == {"id": "jetstream", "name": "jetstream"}
+
+        run(script, "--once", cwd=tmp_path, **urls)  # nothing new, nothing again
+        assert nats.info("EXAMPLE").state.messages == 3001
     finally:
         nats.delete_stream("EXAMPLE")
 

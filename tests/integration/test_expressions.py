@@ -302,7 +302,7 @@ def test_columns_have_the_kinds_of_their_types(database: Database) -> None:
 
 @pytest.mark.parametrize("after", ["", "é"])
 def test_every_character_that_has_a_case(bed: Bed, after: str) -> None:
-    """A text of it alone, and before one that is not ASCII, by which another rule of ours is taken."""
+    """Alone, and before a character that is not ASCII: `upper` treats ASCII texts apart."""
     every = (chr(c) for c in range(1, sys.maxunicode + 1) if not 0xD800 <= c < 0xE000)
     texts = [c + after for c in every if not c == c.upper() == c.lower() == c.title()]
     assert len(texts) > 2_000

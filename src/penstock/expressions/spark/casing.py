@@ -33,7 +33,7 @@ def upper(text: Column) -> Column:
     # Characters for private use at the end of Unicode, which have no case.
     stand_ins = "".join(chr(0x10FF00 + at) for at in range(len(odd)))
     hidden = F.upper(F.translate(text, odd, stand_ins))
-    # To look for a hundred characters takes 20 µs a text: what is ASCII has none of them.
+    # To look for a hundred characters takes 9 µs a text: what is ASCII has none of them.
     ascii_ = F.octet_length(text) == F.char_length(text)
     return (
         F.when(ascii_, F.upper(text))
