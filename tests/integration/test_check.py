@@ -119,6 +119,18 @@ def test_keys_in_subjects(database: Database, nats: JetStream, write: Write) -> 
     assert "what it gives now is captured by" in only(findings(path), "captured").message
 
 
+def test_deletes_alone_of_a_kind_that_leaves_them_out(
+    database: Database, nats: JetStream, write: Write
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); ALTER TABLE t REPLICA IDENTITY FULL")
+    stream(nats, database)
+    out = {"kind": "rows", "actions": ["delete"]}
+    warning = only(findings(write(sinks={"out": out}), "warning"), "sink out")
+    assert "kind rows leaves them out" in warning.message
+    for sent in ({**out, "deletes": True}, {**out, "actions": ["insert", "delete"]}):
+        assert findings(write(sinks={"out": sent}), "warning") == []
+
+
 def test_replica_identities(database: Database, nats: JetStream, write: Write) -> None:
     stream(nats, database)
     database.execute(

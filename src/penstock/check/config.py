@@ -91,6 +91,10 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
         for sink_name, sink in sinks.items():
             if not isinstance(sink, NatsSinkSettings):
                 continue
+            if sink.kind == "rows" and sink.actions == ("delete",) and not sink.deletes:
+                message = "it takes deletes alone, and kind rows leaves them out: it sends backfills alone"
+                fix = "set `deletes: true`, or name more in `actions`"
+                yield Finding("warning", f"sink {sink_name}", message, fix)
             for finding in inspect_nats(name, sink, tables, sink_name):
                 what = f"sink {sink_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
