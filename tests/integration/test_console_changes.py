@@ -107,7 +107,7 @@ def test_a_plan_is_refused_where_the_state_or_the_document_moved(
     assert [each["name"] for each in log(shop)] == ["other"]
 
 
-def test_deletes_ask_how_many(shop: Shop, window: Window) -> None:
+def test_what_is_lost_asks_for_a_name(shop: Shop, window: Window) -> None:
     assert shop.client.post("/v1/apply", content=DOCUMENT).status_code == 200
     window.login(shop.token)
     page = window.open("changes")
@@ -117,15 +117,23 @@ def test_deletes_ask_how_many(shop: Shop, window: Window) -> None:
     assert page.get_by_role("button", name="Apply this plan").count() == 0
     planned(page, fewer, prune=True)
     page.get_by_text("Plan: 1 to delete.").wait_for()
-    page.get_by_label("type how many entities: 1").fill("2")
+    assert "consumer mail is deleted" in page.locator(".danger ul").inner_text()
+    page.get_by_label("type the name mail").fill("1")
     window.allow(422)
     page.get_by_role("button", name="Apply this plan").click()
-    page.get_by_text("This is not 1.").wait_for()
+    page.get_by_text("This is not mail.").wait_for()
     assert shop.client.get("/v1/consumers/mail").status_code == 200
-    page.get_by_label("type how many entities: 1").fill("1")
+    page.get_by_label("type the name mail").fill("mail")
     page.get_by_role("button", name="Apply this plan").click()
     page.get_by_text("Applied: the desired state has version 2.").wait_for()
     assert shop.client.get("/v1/consumers/mail").status_code == 404
+    # An update that loses something, too.
+    page = window.open("changes")
+    planned(page, fewer.replace("source: shop}", "source: shop, retention: 1h}"))
+    page.locator(".danger li", has_text="sink clicks: the stream clicks drops what is").wait_for()
+    page.get_by_label("type the name clicks").fill("clicks")
+    page.get_by_role("button", name="Apply this plan").click()
+    page.get_by_text("Applied: the desired state has version 3.").wait_for()
 
 
 def test_a_wrong_document_is_refused_by_line_and_as_text(shop: Shop, window: Window) -> None:

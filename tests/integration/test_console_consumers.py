@@ -157,6 +157,30 @@ def test_it_is_rewound(shop: Shop, window: Window) -> None:
         page.get_by_text("It goes on from there.").wait_for()
         assert drain() == expected
     window.allow(422)
+    # What waits is skipped by its name alone.
+    *_, last = shop.publish("d", "e", "f")
+    for to, at, skipped, expected in (
+        ("at", f"{last.lsn}:{last.idx}", "2 messages", ["f"]),
+        ("new", "", "1 message", []),
+    ):
+        if to == "new":
+            shop.publish("g")
+        page = window.open("consumers/mail")
+        page.get_by_label("Go on").select_option(to)
+        page.get_by_label("Position or time").fill(at)
+        page.get_by_role("button", name="Rewind mail").click()
+        lost = page.locator(".danger ul")
+        assert lost.inner_text() == f"consumer mail skips {skipped} that it is not done with"
+        before = shop.client.get(path).json()["status"]["lag_messages"]
+        page.get_by_label("To go on, type the name mail").fill("events")
+        page.get_by_role("button", name="Rewind mail").click()
+        page.get_by_text("This is not mail.").wait_for()
+        assert shop.client.get(path).json()["status"]["lag_messages"] == before
+        window.check_accessible()
+        page.get_by_label("To go on, type the name mail").fill("mail")
+        page.get_by_role("button", name="Rewind mail").click()
+        page.get_by_text("It goes on from there.").wait_for()
+        assert (drain() if expected else facts(window)["Lag"]) == (expected or "0")
     for wrong in ("yesterday", "5", "2026-01-31"):
         page.get_by_label("Go on").select_option("at")
         page.get_by_label("Position or time").fill(wrong)
@@ -214,6 +238,14 @@ def test_a_nats_consumer_is_paused_and_rewound(shop: Shop, window: Window) -> No
     page.get_by_text("It is paused").wait_for()
     assert NatsConsumers(shop.store).get("copy").body()["state"] == "paused"
     page.get_by_label("Go on").select_option("new")
+    page.get_by_role("button", name="Rewind copy").click()
+    page.get_by_text("consumer copy skips 2 messages that it is not done with").wait_for()
+    window.allow(422)
+    page.get_by_label("To go on, type the name copy").fill("mail")
+    page.get_by_role("button", name="Rewind copy").click()
+    page.get_by_text("This is not copy.").wait_for()
+    assert NatsConsumers(shop.store).get("copy").rewind is None
+    page.get_by_label("To go on, type the name copy").fill("copy")
     page.get_by_role("button", name="Rewind copy").click()
     page.get_by_text("A rewind is asked for").wait_for()
     page.get_by_role("button", name="Resume").click()

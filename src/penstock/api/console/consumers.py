@@ -87,11 +87,21 @@ async def rewind(visit: Visit) -> Response:
             " 2026-01-31T12:00:00Z."
         )
         return await _page(visit, 422)
-    answer = await visit.api("POST", f"{_path(await _body(visit))}/rewind", body={"to": place})
+    path, name = f"{_path(await _body(visit))}/rewind", visit.part("name")
+    answer = await visit.api("POST", path, {"dry_run": True}, {"to": place})
+    if answer.ok:
+        lost = answer.body["losses"]
+        # Not `agrees`: how many wait changes all the time.
+        if lost and not ("confirm" in form and form.confirms(name)):
+            fields = {"to": form["to"], "at": form["at"]}
+            return visit.render(
+                "consumers/rewind.html", form.status, name=name, lost=lost, fields=fields
+            )
+        answer = await visit.api("POST", path, body={"to": place})
     if not answer.ok:
         form.refuse(answer)
         return await _page(visit, answer.status)
-    return visit.redirect(f"consumers/{visit.part('name')}", done="rewound")
+    return visit.redirect(f"consumers/{name}", done="rewound")
 
 
 async def _page(visit: Visit, code: int = 200) -> Response:

@@ -95,14 +95,17 @@ async def change(visit: Visit) -> Response:
     form, entity = visit.form, await _entity(visit)
     name = entity["name"]
     spec = entity_forms.given(form, _KEYS, entity["spec"])
-    sent = f"/v1/sources/{name}", {"dry_run": "confirm" not in form}, spec, entity_forms.tag(form)
-    answer = await visit.api("PUT", *sent)
-    follows = answer.body["consequences"] if answer.ok else []
-    if answer.ok and not ("confirm" in form or follows):
-        answer = await visit.api("PUT", sent[0], None, *sent[2:])
+    path, tag = f"/v1/sources/{name}", entity_forms.tag(form)
+    answer = await visit.api("PUT", path, {"dry_run": True}, spec, tag)
+    follows: list[str] = []
+    if answer.ok:
+        losses = answer.body["losses"]
+        follows = [each for each in answer.body["consequences"] if each not in losses]
+        if form.agrees(name, losses) and (losses or "agreed" in form or not follows):
+            answer = await visit.api("PUT", path, None, spec, tag)
     if answer.ok and not answer.body["dry_run"]:
         return visit.redirect(f"sources/{name}", done="changed")
-    status = 422 if answer.ok else entity_forms.refuse(form, answer, _KEYS)
+    status = form.status if answer.ok else entity_forms.refuse(form, answer, _KEYS)
     visit.form = entity_forms.shown_again(form, _KEYS, {})
     return visit.render("sources/edit.html", status, source=entity, follows=follows)
 
@@ -140,15 +143,20 @@ async def pick(visit: Visit) -> Response:
     if not picked:
         form.problem = "Pick one table at least."
         return await _tables(visit, 422)
-    query = {"dry_run": "confirm" not in form}
-    answer = await visit.api(
-        "PATCH", f"/v1/sources/{name}", query, {"tables": picked}, entity_forms.tag(form)
-    )
+    sent = {"tables": picked}, entity_forms.tag(form)
+    answer = await visit.api("PATCH", f"/v1/sources/{name}", {"dry_run": True}, *sent)
+    if answer.ok and answer.body["action"] != "nothing":
+        plan = answer.body
+        if not form.agrees(name, plan["losses"]) or not form.many("tables"):
+            follows = [each for each in plan["consequences"] if each not in plan["losses"]]
+            return visit.render(
+                "sources/picked.html", form.status, source=entity, picked=picked, follows=follows,
+                warnings=plan["warnings"],
+            )  # fmt: skip
+        answer = await visit.api("PATCH", f"/v1/sources/{name}", None, *sent)
     if not answer.ok:
         form.problem = "; ".join(answer.errors.values()) or answer.detail
         return await _tables(visit, answer.status)
-    if query["dry_run"] and answer.body["action"] != "nothing":
-        return visit.render("sources/picked.html", source=entity, picked=picked, plan=answer.body)
     return visit.redirect(f"sources/{name}/check", done="picked")
 
 
