@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import socket
+import subprocess
 from types import TracebackType
 from typing import Any, Self
 
@@ -150,6 +153,18 @@ def problem(answer: httpx.Response, status: int, *fields: str) -> dict[str, Any]
     assert [error["field"] for error in body["errors"]] == list(fields), body
     assert all(error["message"] for error in body["errors"])
     return body
+
+
+def run_curl(command: str, token: str) -> Any:
+    """Run a command of curl that a page shows, with a worker's token; return the answer, a 200."""
+    env = {"PATH": os.environ["PATH"], "PENSTOCK_TOKEN": token}
+    shown = command.replace("curl -s", "curl -s --write-out '\n%{http_code}'", 1)
+    done = subprocess.run(
+        ["sh", "-c", shown], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    body, _, status = done.stdout.rpartition("\n")
+    assert status == "200", done.stdout
+    return json.loads(body)
 
 
 def raw(address: str, token: str, target: str, method: str = "GET") -> socket.socket:

@@ -71,6 +71,7 @@ def test_from_a_database_to_a_lag_of_zero(
         page.get_by_label("All of public.*").uncheck()
         page.get_by_label("Capture public.orders").check()
         page.get_by_role("button", name="Capture these tables").click()
+        page.get_by_label("To go on, type the name shop").fill("shop")
         page.get_by_role("button", name="Do it").click()
         page.get_by_text("The tables are changed.").wait_for()
 

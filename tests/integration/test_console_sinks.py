@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import ApiServer, Shop, known, run_curl
 from tests.browser import NARROW, WIDE, Window
 from tests.waits import await_true
 
@@ -90,8 +90,12 @@ def test_a_sink_has_its_settings_and_readers(
     reader = page.get_by_role("row", name="mail")
     reader.wait_for()
     assert reader.inner_text().split() == ["mail", "ready", "pull", "3", "0"]
-    command = page.locator(".copy code").first.inner_text()
-    assert f"http://{window.address}/v1/streams/events/receive" in command
+    receive, ack, nack = page.locator(".copy code").all_inner_texts()
+    assert f"http://{window.address}/v1/streams/events/receive" in receive
+    token = shop.store.tokens.create("worker", "worker", ["events"])
+    for command in (nack, ack):
+        ack_id = run_curl(receive, token)["data"][0]["ack_id"]
+        assert run_curl(command.replace("…", ack_id), token) == {"success": True}
     reported["events"]["error"] = f"Nothing listens {XSS}"
 
     def shows_the_error() -> bool:
