@@ -173,6 +173,7 @@ def test_it_is_rewound(shop: Shop, window: Window) -> None:
         return [each["record"]["id"] for each in found]
 
     # What waits is skipped by its name alone.
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
     *_, last = shop.publish("d", "e", "f")
     for to, at, waiting, left in (
         ("at", f"{last.lsn}:{last.idx}", ["d", "e", "f"], ["f"]),
@@ -192,6 +193,7 @@ def test_it_is_rewound(shop: Shop, window: Window) -> None:
         page.get_by_role("button", name="Rewind mail").click()
         page.get_by_text("This is not mail.").wait_for()
         assert pending() == waiting
+        window.check_fits()
         window.check_accessible()
         page.get_by_label("To go on, type the name mail").fill("mail")
         page.get_by_role("button", name="Rewind mail").click()

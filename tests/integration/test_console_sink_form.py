@@ -101,6 +101,8 @@ def test_a_sink_is_made_step_by_step_and_changed(shop: Shop, window: Window) -> 
     assert lost.all_inner_texts() == [
         "deletes no longer go to sink paid", "the stream paid drops what is older than 1d"
     ]  # fmt: skip
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    window.check_fits()
     window.check_accessible()
     page.get_by_label("To go on, type the name paid").fill("events")
     page.get_by_role("button", name="Save").click()

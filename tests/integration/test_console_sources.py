@@ -147,6 +147,9 @@ def test_tables_are_picked_and_their_old_values_explained(
     assert not page.get_by_label("All of public.*").is_checked()
     press(page, "Capture these tables")
     page.locator(".danger li", has_text="changes of public.* are no longer captured").wait_for()
+    for width, height in (NARROW, WIDE):
+        page.set_viewport_size({"width": width, "height": height})
+        window.check_fits()
     window.check_accessible()
     page.get_by_label("To go on, type the name shop").fill("public.*")
     press(page, "Do it")
@@ -236,6 +239,8 @@ def test_another_database_is_read_only_when_what_follows_was_seen(
     lost = page.locator(".danger li")
     lost.get_by_text("the slot penstock_shop of old.example:5432/shop is dropped").wait_for()
     assert "fresh" not in page.content()
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    window.check_fits()
     window.check_accessible()
     save(new, "source")
     page.get_by_text("This is not shop.").wait_for()
