@@ -35,6 +35,10 @@ def test_a_configuration_that_only_the_api_made(tmp_path: Path, database: Databa
         api("PATCH", "/v1/sinks/events", {"max_ack_pending": 3, "ack_wait_ms": 600_000})
         group = api("GET", "/v1/http-consumers/events")
         assert (group["max_ack_pending"], group["ack_wait_ms"]) == (3, 600_000)
+        more = {"type": "pull", "stream": "events"}
+        api("PUT", "/v1/consumers/more", more)  # nor by pull consumers
+        api("PATCH", "/v1/consumers/more", {"max_deliver": 3})
+        api("DELETE", "/v1/consumers/more")
         assert received(pipeline, api, database, 3, 4, 5) == [3, 4, 5]
         assert changes_of_runs(pipeline) == replaced
         assert in_flight(api, 10) == [3]
