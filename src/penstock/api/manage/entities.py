@@ -50,6 +50,9 @@ class _Change(BaseModel):
 
     action: Literal["create", "update", "delete", "take over", "nothing"]
     fields: list[_FieldChange]
+    taken_from: Literal["file"] | None = Field(
+        description="`file` where a file managed it: the next apply of that changes it back."
+    )
     consequences: list[str]
     warnings: list[str] = Field(description="What could not be checked, or may not be meant.")
     dry_run: bool
@@ -121,6 +124,7 @@ def _add_writes(kind: str, section: str) -> None:
             "entity": entity,
             "action": "nothing" if shown is None else shown["action"],
             "fields": [] if shown is None else shown["fields"],
+            "taken_from": None if planned is None else planned.taken_from,
             "consequences": [] if planned is None else list(planned.consequences),
             "warnings": list(changed.warnings),
             "dry_run": of.dry_run,
