@@ -6,6 +6,13 @@
   const clock = (at) => (at === undefined ? "–" : new Date(at * 1000).toISOString().slice(11, 19));
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // The values that no line leads to, as those before and after are not known: they are drawn as points.
+  function alone(chart, i) {
+    const values = chart.data[i];
+    const known = (at) => values[at] !== null && values[at] !== undefined;
+    return values.flatMap((_, at) => (known(at) && !known(at - 1) && !known(at + 1) ? [at] : []));
+  }
+
   function options(place, series) {
     const soft = css("--soft");
     const line = css("--line");
@@ -26,7 +33,7 @@
         { label: "UTC", value: (chart, value, i, at) => clock(known(chart, i, at, value)) },
         ...series.map((each, i) => ({
           label: each.name, stroke: strokes[i % strokes.length], dash: DASHES[i % DASHES.length], width: 1.75,
-          points: { show: false }, value: (chart, value, i, at) => `${text(known(chart, i, at, value))} ${each.unit}`,
+          points: { show: false, filter: alone }, value: (chart, value, i, at) => `${text(known(chart, i, at, value))} ${each.unit}`,
         })),
       ],
     };
