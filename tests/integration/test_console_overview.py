@@ -11,6 +11,7 @@ from tests.api_help import Shop, tokens
 from tests.browser import NARROW, WIDE, Window
 
 from penstock.core.health import Failure, Health, Level, Part
+from penstock.desired.state import DesiredState
 
 XSS = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 
@@ -243,6 +244,27 @@ def test_rows_link_to_the_pages_that_there_are(
         assert page.request.get(f"http://{window.address}{path}").status == 200, path
     of = page.get_by_role("region", name="Sources")
     assert of.get_by_role("link").all_inner_texts() == ["shop", "syncs"]  # no page has `removed`
+
+
+def test_what_is_refused_is_the_same_on_its_page(
+    shop: Shop, window: Window, facts: dict[str, Any]
+) -> None:
+    source = {"type": "postgres", "url": "postgresql://app:hush@db.invalid/shop"}
+    for path, spec in (
+        ("sources/late", source),
+        ("sinks/copy", {"type": "stream", "source": "late"}),
+    ):
+        assert shop.client.put(f"/v1/{path}", json=spec).status_code == 201
+        DesiredState(shop.store).refuse(path.partition("s/")[0], path.partition("/")[2], "Not now.")
+    window.login(shop.token)
+    for path in ("overview", "sources"):
+        row = (
+            window.open(path).get_by_role("region", name="Sources").get_by_role("row", name="late")
+        )
+        expect(row.locator(".badge")).to_have_text("degraded")
+    for path in ("overview", "sinks"):
+        row = window.open(path).get_by_role("region", name="Sinks").get_by_role("row", name="copy")
+        expect(row.locator(".badge")).to_have_text("degraded")
 
 
 def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[str, Any]) -> None:

@@ -128,7 +128,7 @@ async def _entities(
         if name in running:
             row["level"] = parts.get(f"{kind} {name}", "ready")
         elif entity is not None and entity["refusal"] is not None:
-            row["level"] = "failed"
+            row["level"] = parts.get(f"{kind} {name}", "degraded")
         rows.append(row)
     return rows
 

@@ -23,10 +23,10 @@ _PIECE: Final = (
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\((?:[^()]|\([^()]*\))*\)|[.:](?!\s|$)|[^;:.()'"]"""
 )
 _GOES_ON: Final = r",? (?:or|and|then)\b|,? \(or\b"
-_STATEMENT: Final = re.compile(
-    r"\b(?:(?:ALTER|CREATE|DROP) [A-Z]+ (?=\S)|SELECT (?=\w+\(|[^;]* FROM )|GRANT (?=[^;]* TO ))"
-    rf"(?:(?!{_GOES_ON})(?:{_PIECE}))+;?"
-)
+_BEGINS: Final = (
+    r"(?:ALTER|CREATE|DROP) [A-Z]+ (?=\S)", r"SELECT (?=\w+\(|[^;]* FROM )", r"GRANT (?=[^;]* TO )",
+)  # fmt: skip
+_STATEMENT: Final = re.compile(rf"\b(?:{'|'.join(_BEGINS)})(?:(?!{_GOES_ON})(?:{_PIECE}))+;?")
 _REQUEST: Final = re.compile(r"\b(GET|POST|PUT|DELETE) (/v1/[\w/.-]*\w)")
 _PAGES: Final = {"source": "sources", "sink": "sinks", "consumer": "consumers", "sync": "syncs"}
 _STOPPED: Final = ("paused", "disabled")
