@@ -76,13 +76,15 @@ async def show(visit: Visit) -> Response:
     )
 
 
-@PAGE.get("/chart/{name}")
-async def chart(visit: Visit) -> Response:
-    """Return the last hour's figures of a chart."""
-    found = _CHARTS.get(visit.part("name")) or visit.missing("There is no such chart.")
+@PAGE.get("/charts")
+async def charts(visit: Visit) -> Response:
+    """Return the last hour's figures, by chart."""
     history = await visit.get("/v1/status/history")
-    series = [{"name": label, "unit": unit, "values": history[key]} for key, label, unit in found]
-    return visit.json({"at": history["at"], "series": series})
+    found = {
+        name: [{"name": label, "unit": unit, "values": history[key]} for key, label, unit in series]
+        for name, series in _CHARTS.items()
+    }
+    return visit.json({"at": history["at"], "charts": found})
 
 
 @PAGE.post("/resume/{consumer}")
@@ -102,10 +104,10 @@ _CHARTS: Final = {
         ("captured_per_second", "captured", "messages/s"),
         ("delivered_per_second", "delivered", "messages/s"),
     ),
-    "latency": (
-        ("latency_seconds", "commit to delivered, mean", "s"),
-        ("waiting_seconds", "oldest not delivered", "s"),
-        ("lag_seconds", "oldest not acked", "s"),
+    "latency": (("latency_seconds", "commit to delivered, mean", "s"),),
+    "age": (
+        ("waiting_seconds", "not delivered", "s"),
+        ("lag_seconds", "not acked", "s"),
     ),
     "lag": (("lag_messages", "lag", "messages"),),
 }

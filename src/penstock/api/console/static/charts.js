@@ -1,4 +1,5 @@
-// Charts: `<figure class="chart" data-chart="URL" data-every="5">` reads `{at, series: [{name, unit, values}]}`.
+// Charts: `<section data-charts="URL" data-every="5">` reads `{at, charts: {NAME: [{name, unit, values}]}}` every 5 seconds, for each
+// `<figure class="chart" data-chart="NAME">` in it.
 "use strict";
 
 (() => {
@@ -39,28 +40,35 @@
     };
   }
 
-  for (const figure of document.querySelectorAll("[data-chart]")) {
+  // Returns what draws the values of a figure, all of them each time.
+  function plotted(figure) {
     const place = figure.querySelector("[data-plot]");
     let chart = null;
     let shown = null;
-    const draw = (body) => {
-      const data = [body.at, ...body.series.map((each) => each.values)];
+    const draw = (at, series) => {
+      const data = [at, ...series.map((each) => each.values)];
       if (chart === null) {
-        chart = new uPlot(options(place, body.series), data, place);
+        chart = new uPlot(options(place, series), data, place);
       } else {
         chart.setData(data);
       }
-      shown = body;
-      figure.dataset.points = String(body.at.length);
+      shown = [at, series];
+      figure.dataset.points = String(at.length);
     };
-    const redraw = () => { if (shown !== null) { chart?.destroy(); chart = null; draw(shown); } };
+    const redraw = () => { if (shown !== null) { chart?.destroy(); chart = null; draw(...shown); } };
     new ResizeObserver(() => chart?.setSize({ width: place.clientWidth, height: 170 })).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-    penstock.repeat(figure, Number(figure.dataset.every), async () => {
-      const answer = await fetch(figure.dataset.chart);
+    return draw;
+  }
+
+  for (const section of document.querySelectorAll("[data-charts]")) {
+    const figures = [...section.querySelectorAll("[data-chart]")].map((figure) => [figure.dataset.chart, plotted(figure)]);
+    penstock.repeat(section, Number(section.dataset.every), async () => {
+      const answer = await fetch(section.dataset.charts);
       if (!answer.ok || !answer.headers.get("content-type")?.includes("json")) throw new Error("no figures");
-      figure.classList.remove("stale");
-      draw(await answer.json());
+      section.classList.remove("stale");
+      const { at, charts } = await answer.json();
+      for (const [name, draw] of figures) draw(at, charts[name]);
     }).now();
   }
 })();
