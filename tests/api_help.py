@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import psycopg
 from tests.streams_help import inserted, make_stream, publish
 
 from penstock.api.app import Api
@@ -120,6 +121,18 @@ def tokens(answer: httpx.Response) -> list[str]:
     """Return the tokens or ids to ack by of each message in a receive's answer."""
     assert answer.status_code == 200, answer.text
     return [item.get("ack_token") or item["ack_id"] for item in answer.json()["data"]]
+
+
+def until_a_place_is_taken(url: str, consumer: str) -> None:
+    """Wait until a process holds one of a consumer's `max_waiting` places, as the store has it."""
+    held = (
+        "SELECT FROM penstock.receive_permits p JOIN penstock.consumers c ON c.id = p.consumer_id"
+        " WHERE c.name = %s AND p.permits > 0"
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        await_true(
+            lambda: connection.execute(held, [consumer]).fetchall(), what="a receive takes a place"
+        )
 
 
 def refuse_lines(database: Database) -> None:

@@ -21,7 +21,7 @@ from benchmarks.streams.bed import position
 
 _CSRF = re.compile(rb'name="csrf" value="([^"]+)"')
 _LIVE = re.compile(rb'data-live="(\d+)"')
-_CHART = re.compile(rb'data-chart="([^"]+)" data-every="(\d+)"')
+_CHART = re.compile(rb'data-charts="([^"]+)" data-every="(\d+)"')
 _SHARE = 60  # console.js: a look takes at most a sixtieth of the time,
 _LONGEST = 15  # unless the next one were further away than so many seconds
 _OVERVIEW = "/console/overview"
@@ -125,7 +125,7 @@ def pages(scale: Scale) -> dict[str, tuple[str, Mapping[str, str]]]:
 
     found = {
         "overview": _OVERVIEW,
-        "overview, chart": f"{_OVERVIEW}/chart/lag",
+        "overview, chart": f"{_OVERVIEW}/charts",
         "sources": "/console/sources",
         "source": "/console/sources/shop",
         "source, tables": "/console/sources/shop/tables",

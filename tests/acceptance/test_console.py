@@ -135,5 +135,10 @@ def test_from_a_database_to_a_lag_of_zero(
         page.get_by_role("link", name="Overview").click()
         expect(page.locator("main")).to_contain_text("large", timeout=_MS)
         expect(page.locator(".trouble")).to_have_text([], timeout=_MS)
+        large = page.get_by_role("region", name="Sinks").get_by_role("row", name="large")
+        expect(large).to_contain_text("0.0 s", timeout=_MS)
+        source = pipeline.status()["sources"]["shop"]
+        assert source["deliveries"] >= 1
+        assert 0 < source["delivery_seconds"] / source["deliveries"] < 60  # the chart's latency
         assert pipeline.stop() == 0
         window.check_clean()

@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 from psycopg.types.json import Jsonb
 from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
+from penstock.api.console.render import time
+from penstock.desired.state import DesiredState
 from penstock.syncs.controls import SyncControls
 
 XSS = '"><img src=x onerror="document.title=1"><script>document.title="owned"</script>'
@@ -67,20 +70,25 @@ def test_a_sync_is_seen_and_asked_of(shop: Shop, window: Window, sync: uuid.UUID
     page = window.open("syncs")
     row = page.get_by_role("region", name="Syncs").get_by_role("row", name="billing")
     assert "starting" in row.inner_text()
-    report(shop, sync, "customers")
-    began = reading(2_000)
+    soon, later = at(4), at(30)
+    report(shop, sync, "customers", next_run=later)
+    began = {**reading(2_000), "next_run": soon}
     report(shop, sync, "invoices", **began)
     row.get_by_text("20 %").wait_for()  # by itself
     assert "8,200" in row.inner_text()
+    assert row.locator("td").nth(7).inner_text() == time(soon)  # that of the first
     row.get_by_role("link", name="billing").click()
+    next_run = page.locator(".facts div", has_text="Next run").locator("dd")
+    assert next_run.inner_text() == time(soon)
     first = page.get_by_role("row", name="stripe:customers")
     assert "polling" in first.inner_text()
     assert "4,000" in first.inner_text()
+    assert time(later) in first.inner_text()
     second = page.get_by_role("row", name="stripe:invoices")
     second.get_by_text("2,000 read, 20 %").wait_for()
     second.get_by_text("min left").wait_for()
-    later = {**began, "backfill": {**began["backfill"], "read": 5_000, "share": 0.5}}
-    report(shop, sync, "invoices", **later)
+    more = {**began, "backfill": {**began["backfill"], "read": 5_000, "share": 0.5}}
+    report(shop, sync, "invoices", **more)
     second.get_by_text("a second").wait_for()
     bar = page.get_by_role("progressbar", name="Backfill of stripe:invoices")
     assert bar.get_attribute("value") == "0.5"
@@ -99,6 +107,32 @@ def test_a_sync_is_seen_and_asked_of(shop: Shop, window: Window, sync: uuid.UUID
     page.get_by_role("button", name="Resume").click()
     page.get_by_text("It goes on within seconds.").wait_for()
     assert SyncControls(shop.store).paused() == set()
+
+
+def test_a_sync_is_the_same_on_the_overview(
+    shop: Shop, window: Window, sync: uuid.UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.login(shop.token)
+
+    def is_everywhere(level: str) -> None:
+        for path in ("overview", "syncs", "syncs/billing"):
+            page = window.open(path)
+            of = page.get_by_role("region", name="Syncs").get_by_role("row", name="billing")
+            place = page.locator(".facts") if path == "syncs/billing" else of
+            expect(place.locator(".badge")).to_have_text(level)
+
+    is_everywhere("starting")
+    DesiredState(shop.store).refuse("sync", "billing", f"no such provider {XSS}")
+    is_everywhere("degraded")
+    window.page.get_by_text("no such provider").wait_for()
+    look = shop.api.app.status._look
+
+    async def of_a_run() -> dict[str, Any]:
+        return {**await look(), "parts": {"sync billing": "ready"}}
+
+    monkeypatch.setattr(shop.api.app.status, "_look", of_a_run)
+    expect(window.page.locator(".facts .badge")).to_have_text("ready")  # once the look is a new one
+    is_everywhere("ready")
 
 
 def test_deletes_that_a_sync_asks_for_need_its_name(

@@ -168,6 +168,12 @@ def test_changes_of_a_nats_consumer_say_what_follows() -> None:
     assert of(deliver_policy="new") == [
         "consumer m stays where it is: its start counts when one is made"
     ]
+    moved = {("sink", "two"): {**STREAM, "source": "new"}, ("source", "new"): {**SHOP, "slot": "s"}}
+    made_anew = {**before, **moved, key: {**MAIL, "stream": "two"}}
+    assert words(made_anew, {**before, **moved}) == [
+        "consumer m is made anew and publishes what the stream two holds, from its beginning, then what"
+        " it gets"
+    ]
     assert words(STATE, before) == [
         "consumer m publishes no more; what was not yet is in its stream still"
     ]

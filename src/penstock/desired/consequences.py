@@ -55,6 +55,11 @@ def with_consequences(store: Store, plan: Plan, environ: Mapping[str, str]) -> P
     return with_facts(plan, facts_of(store, dropped), environ)
 
 
+def refuse_impossible(store: Store, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a change can't be made beside what the store has, and `StoreError`."""
+    with_facts(plan, facts_of(store, ()), environ)
+
+
 def with_facts(plan: Plan, facts: Facts, environ: Mapping[str, str]) -> Plan:
     """Return the same for facts that are known."""
     new_sources = {
@@ -308,12 +313,6 @@ class _Words:
             )
             yield from self.letters()
         elif "stream" in self.keys:
-            was, becomes = (self.facts.streams.get(str(s.get("stream"))) for s in (before, after))
-            if was is not None and becomes is not None and was.source != becomes.source:
-                self.refuse(
-                    f"consumer {self.name}: stream: it publishes for source {was.source!r}, not "
-                    f"{becomes.source!r}: give the new one another name"
-                )
             yield f"consumer {self.name} is made anew and {_publishes(after)}"
         else:
             if {"deliver_policy", "start_at"} & self.keys:

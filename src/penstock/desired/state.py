@@ -18,7 +18,7 @@ from penstock.config.secret_values import masked
 from penstock.core import queries
 from penstock.core.errors import PenstockError
 from penstock.core.record_forms import SYNCS
-from penstock.desired import consumers
+from penstock.desired import consumers, streams
 from penstock.desired.entities import AuditEntry, Change, Door, Entity, Snapshot
 from penstock.streams.names import LOCK_MIGRATE, LOCK_PROCESS
 from penstock.streams.store import Store
@@ -116,6 +116,7 @@ class DesiredState:
                         raise StateMoved(_one(connection, _SQL["moved"], [at, version]))
                     if any(c.after is None and c.kind == "sync" for c in changes):
                         connection.execute(_SQL["remove_syncs"], [SYNCS, version])
+                    streams.follow(connection, changes, self._environ)
                     consumers.follow(connection, changes, self._environ, lenient=lenient)
                     if any(c.after is None and c.kind in ("sync", "credential") for c in changes):
                         controls.forget(connection)

@@ -175,6 +175,9 @@ INSERT INTO penstock.consumers (stream_id, name, type, own, settings)
 VALUES (%(stream)s, %(name)s, %(type)s, %(own)s, %(settings)s)
 RETURNING id, penstock.id_of('consumer', %(name)s)
 
+-- name: own_consumer
+SELECT id, settings FROM penstock.consumers WHERE stream_id = %s AND own
+
 -- name: change_consumer
 UPDATE penstock.consumers SET type = %s, settings = %s WHERE id = %s
 

@@ -139,7 +139,8 @@ def _row(name: str, entity: Row | None, status: Mapping[str, Any]) -> Row:
         row |= running
         row |= {"level": status["parts"].get(f"sink {name}", "ready"), "lag": running["backlog"]}
     elif entity is not None and entity["refusal"] is not None:
-        row |= {"level": "failed", "error": entity["refusal"]["reason"]}
+        level = status["parts"].get(f"sink {name}", "degraded")
+        row |= {"level": level, "error": entity["refusal"]["reason"]}
         row["since"] = entity["refusal"]["at"]
     return row
 

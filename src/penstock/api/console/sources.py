@@ -181,8 +181,10 @@ def _running(state: Mapping[str, Any], entity: Mapping[str, Any]) -> dict[str, A
     found = dict(state["sources"].get(name, {}))
     if name in state["sources"]:
         found["level"] = state["parts"].get(f"source {name}", "ready")
+    elif entity["refusal"] is not None:
+        found["level"] = state["parts"].get(f"source {name}", "degraded")
     else:
-        found["level"] = "not seen here" if entity["refusal"] is None else "failed"
+        found["level"] = "not seen here"
     return found
 
 

@@ -51,6 +51,20 @@ async def show(visit: Visit) -> Response:
     return visit.render("syncs/sync.html", sync=await _sync(visit))
 
 
+def level_of(sync: Mapping[str, Any], parts: Mapping[str, str]) -> str:
+    """Return how a sync is: as the status has it (`parts`), else by what the store shows of it.
+
+    The status lacks it where no run in this process has the syncs.
+    """
+    known = parts.get(f"sync {sync['name']}")
+    if known is not None:
+        return known
+    if sync["refusal"] is not None or sync["health"]:
+        return "degraded"
+    waits = all(each["phase"] == "waiting" for each in sync["collections"])
+    return "starting" if waits and sync["status"] == "active" else "ready"
+
+
 @PAGE.post("/{name}/run")
 async def run(visit: Visit) -> Response:
     """Read what has changed now."""
@@ -103,9 +117,10 @@ async def _ask(visit: Visit, command: str) -> Response:
 
 
 async def _list(visit: Visit) -> Response:
-    syncs = [_row(each) for each in await visit.all("/v1/syncs")]
+    status = await visit.get("/v1/status")
+    syncs = [_row(each, status["parts"]) for each in await visit.all("/v1/syncs")]
     credentials = await visit.all("/v1/credentials")
-    budgets = (await visit.get("/v1/status")).get("budgets", {})
+    budgets = status.get("budgets", {})
     found = Listing(
         visit, syncs, _COLUMNS, search=("name", "provider", "credential", "setting", "level")
     )
@@ -115,24 +130,16 @@ async def _list(visit: Visit) -> Response:
 
 async def _sync(visit: Visit) -> Row:
     found: Row = await visit.get(f"/v1/syncs/{visit.part('name')}")
-    return _row(found)
+    return _row(found, (await visit.get("/v1/status"))["parts"])
 
 
-def _row(sync: Row) -> Row:
+def _row(sync: Row, parts: Mapping[str, str]) -> Row:
     collections = [_collection(sync, each) for each in sync["collections"]]
     reading = [each["share"] for each in collections if each["share"] is not None]
-    failing = next((each for each in collections if each["health"]), None)
-    level = "ready"
-    if sync["refusal"] is not None:
-        level = "failed"
-    elif failing is not None:
-        level = "degraded"
-    elif sync["status"] == "active" and all(e["phase"] == "waiting" for e in collections):
-        level = "starting"
     return {
         **sync,
         "collections": collections,
-        "level": level,
+        "level": level_of(sync, parts),
         "provider": sync["spec"].get("provider", ""),
         "credential": sync["spec"].get("credential", ""),
         "setting": sync["status"],
@@ -176,9 +183,7 @@ def _credential(entity: Row, syncs: Sequence[Row], budgets: Mapping[str, Row]) -
     known = any(c["last_run"] for sync in users for c in sync["collections"])
     health = next((each for each in healths if each["code"] in _OF_CREDENTIAL), None)
     level = "ready" if known else "other"
-    if entity["refusal"] is not None:
-        level = "failed"
-    elif health is not None:
+    if entity["refusal"] is not None or health is not None:
         level = "degraded"
     return {
         "name": name,

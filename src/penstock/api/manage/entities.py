@@ -44,6 +44,9 @@ class _Change(BaseModel):
 
     action: Literal["create", "update", "delete", "take over", "nothing"]
     fields: list[_FieldChange]
+    taken_from: Literal["file"] | None = Field(
+        description="`file` where a file managed it: the next apply of that changes it back."
+    )
     consequences: list[str]
     losses: list[str] = Field(description="Those of them by which something is lost.")
     warnings: list[str] = Field(description="What could not be checked, or may not be meant.")
@@ -116,6 +119,7 @@ def _add_writes(kind: str, section: str) -> None:
             "entity": entity,
             "action": "nothing" if shown is None else shown["action"],
             "fields": [] if shown is None else shown["fields"],
+            "taken_from": None if planned is None else planned.taken_from,
             "consequences": [] if planned is None else list(planned.consequences),
             "losses": [] if planned is None else list(planned.losses),
             "warnings": list(changed.warnings),

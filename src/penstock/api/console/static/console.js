@@ -92,11 +92,42 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
     if (button === null) return;
-    await navigator.clipboard.writeText(button.dataset.copy);
-    button.textContent = "Copied";
-    announce("Copied");
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    const done = await copied(button);
+    const said = done ? "Copied" : "Selected: press Ctrl+C";
+    button.textContent = said;
+    announce(said);
+    setTimeout(() => { button.textContent = "Copy"; }, done ? 1500 : 6000);
   });
+
+  // Whether a button's text is copied; where that can't be, it is selected. A page over plain HTTP has no
+  // `navigator.clipboard`, unless it is of this machine.
+  async function copied(button) {
+    const text = button.dataset.copy;
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch { /* there is none, or it is refused */ }
+    const shown = button.parentElement.querySelector(".copy > code");
+    const selection = document.getSelection();
+    let field = null;
+    if (shown !== null) {
+      selection.selectAllChildren(shown);
+    } else {
+      field = Object.assign(document.createElement("textarea"), { value: text, readOnly: true });
+      button.after(field);
+      field.select();
+    }
+    const write = (event) => { event.clipboardData.setData("text/plain", text); event.preventDefault(); };
+    document.addEventListener("copy", write, { once: true });
+    const done = document.execCommand("copy");
+    document.removeEventListener("copy", write);
+    if (done) {
+      selection.removeAllRanges(); // a part of the page with a selection is not read again
+      field?.remove();
+      button.focus();
+    }
+    return done;
+  }
 
   // Forms are sent once.
   document.addEventListener("submit", (event) => {
