@@ -304,11 +304,20 @@ def test_a_viewer_changes_nothing(shop: Shop, window: Window) -> None:
     assert page.get_by_role("link", name=re.compile("Edit|Delete|Rewind")).count() == 0
     window.allow(403)
     token = page.locator("meta[name=csrf]").get_attribute("content")
-    for path in ("pause", "resume", "rewind", "delete"):
+    for path in (
+        "hook/pause",
+        "hook/resume",
+        "hook/rewind",
+        "hook/delete",
+        "hook/edit",
+        "form/new",
+    ):
         answer = page.request.post(
-            f"http://{window.address}/console/consumers/hook/{path}",
-            form={"csrf": token or "", "confirm": "hook", "to": "all"},
+            f"http://{window.address}/console/consumers/{path}",
+            form={"csrf": token or "", "confirm": "hook", "to": "all", "name": "new", "do": "save",
+                  "type": "pull", "stream": "events"},
             headers={"Sec-Fetch-Site": "same-origin"},
-        )
-        assert answer.status == 403
+        )  # fmt: skip
+        assert answer.status == 403, path
+    assert shop.client.get("/v1/consumers/new").status_code == 404
     assert shop.client.get("/v1/http-consumers/hook").json()["disabled"] is None

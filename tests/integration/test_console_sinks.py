@@ -144,13 +144,15 @@ def test_a_viewer_changes_nothing(shop: Shop, window: Window) -> None:
     page = window.open("sinks/events")
     assert page.get_by_role("link", name="Delete").count() == 0
     token = page.locator("meta[name=csrf]").get_attribute("content")
-    answer = page.request.post(
-        f"http://{window.address}/console/sinks/events/delete",
-        form={"csrf": token or "", "confirm": "events"},
-        headers={"Sec-Fetch-Site": "same-origin"},
-    )
-    assert answer.status == 403
-    assert shop.client.get("/v1/sinks/events").status_code == 200
+    for path in ("events/delete", "events/pause", "events/resume", "events/edit", "form/new"):
+        answer = page.request.post(
+            f"http://{window.address}/console/sinks/{path}",
+            form={"csrf": token or "", "confirm": "events", "name": "new", "do": "save",
+                  "source": "shop", "to": "stream"},
+            headers={"Sec-Fetch-Site": "same-origin"},
+        )  # fmt: skip
+        assert answer.status == 403, path
+    assert [each["name"] for each in shop.client.get("/v1/sinks").json()["data"]] == ["events"]
 
 
 def test_a_sink_to_nats_is_paused_and_goes_on(

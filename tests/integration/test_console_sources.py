@@ -282,7 +282,7 @@ def test_a_viewer_sees_hostile_names_as_text_and_no_forms(
     window.allow(403)
     token = page.locator("input[name=csrf]").first.get_attribute("value")
     for path in ("sources", "sources/shop/edit", "sources/shop/tables", "sources/shop/test",
-                 "sources/shop/delete"):  # fmt: skip
+                 "sources/shop/delete", "sources/shop/host-key"):  # fmt: skip
         answer = page.request.post(
             f"http://{window.address}/console/{path}",
             form={"csrf": token or "", "name": "x", "confirm": "shop", "tables": "public.x"},
