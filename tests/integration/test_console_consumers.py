@@ -100,6 +100,16 @@ def test_what_is_out_and_what_failed(shop: Shop, window: Window) -> None:
     rows = page.locator("#state table").first.locator("tbody tr")
     assert rows.count() == 3
     assert XSS.replace('"', '\\"')[:7] in rows.filter(has_text="onerror").inner_text()
+    assert page.locator("#held").inner_text() == "In flight 3"
+    page.get_by_role("link", name="All that is in flight").click()
+    page.locator(".paging", has_text="1 to 3 of 3").wait_for()
+    page.get_by_role("link", name="Delivered").click()
+    page.locator("th[aria-sort=ascending]", has_text="Delivered").wait_for()
+    delivered = page.locator("#list tbody td:nth-child(4)").all_inner_texts()
+    assert delivered == ["1", "1", "2"]
+    page.get_by_role("searchbox").fill("onerror")
+    page.locator(".paging", has_text="1 to 1 of 1 found").wait_for()
+    window.check_accessible()
     shop.client.post(f"{path}/nack", json={**nack, "ack_tokens": tokens(again)}).raise_for_status()
     page = window.open("consumers/mail")
     page.get_by_role("heading", name="Dead letters").wait_for()

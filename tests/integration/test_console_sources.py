@@ -198,6 +198,16 @@ def test_slots_and_what_they_hold(shop: Shop, window: Window, database: Database
     assert "this source's" in row.inner_text()
     assert re.search(r"[\d.]+ MiB", row.inner_text())
     await_true(lambda: "MiB" in held.inner_text(), what="the page shows the WAL that is held")
+    press(page, "Test the connection")
+    page.get_by_text("it answers").wait_for()
+    page.get_by_role("link", name="WAL held").click()  # also of the page that a form has led to
+    page.locator("th[aria-sort=ascending]", has_text="WAL held").wait_for()
+    page.get_by_role("searchbox").fill(slot.upper())
+    page.locator(".paging", has_text="1 to 1 of 1 found").wait_for()
+    page.goto(page.url)  # a link shows the same
+    page.locator(".paging", has_text="1 to 1 of 1 found").wait_for()
+    page.get_by_role("searchbox").fill("no such slot")
+    page.locator(".paging", has_text="Nothing matches").wait_for()
     page.get_by_role("link", name="Delete").click()
     page.get_by_text(f"drops the slot {slot}").wait_for()
     page.get_by_label("To go on, type the name").fill("shop")

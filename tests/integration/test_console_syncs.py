@@ -186,7 +186,7 @@ def test_credentials_show_health_and_budget_and_are_checked(
         for name, key in (("good", "good"), ("bad", "never_shown")):
             put(shop, f"/v1/credentials/{name}", {"provider": "crm", "properties": {"key": key}})
         window.login(shop.token)
-        page = window.open("syncs")
+        page = window.open("credentials")
         of = page.get_by_role("region", name="Credentials")
         live = of.get_by_role("row", name="live").inner_text()
         assert "degraded" in live
@@ -206,7 +206,7 @@ def test_credentials_show_health_and_budget_and_are_checked(
             page.set_viewport_size({"width": width, "height": height})
             window.check_fits()
             window.check_accessible()
-    assert page.title() == "Syncs · Penstock"
+    assert page.title() == "Credentials · Penstock"
     assert page.locator("main img").count() == 0
 
 
@@ -214,6 +214,8 @@ def test_without_syncs_it_shows_what_to_do_first(shop: Shop, window: Window) -> 
     window.login(shop.token)
     page = window.open("syncs")
     page.get_by_text("No sync yet").wait_for()
+    window.check_accessible()
+    page.get_by_role("link", name="Credentials").click()
     page.get_by_text("No credential yet").wait_for()
     window.check_accessible()
     window.allow(404)
@@ -225,16 +227,16 @@ def test_a_viewer_asks_for_nothing(shop: Shop, window: Window, sync: uuid.UUID) 
     viewer = shop.store.tokens.create("viewer", "viewer")
     known(shop.api.as_bearer(viewer)).close()
     window.login(viewer)
-    for path in ("syncs", "syncs/billing"):
+    for path in ("syncs", "syncs/billing", "credentials"):
         page = window.open(path)
         page.get_by_text("stripe").first.wait_for()
         assert set(page.get_by_role("button").all_inner_texts()) <= {"Log out", "Search"}
     window.allow(403)
     token = page.locator("input[name=csrf]").first.get_attribute("value")
-    for path in ("billing/run", "billing/backfill", "billing/pause", "billing/resume",
-                 "credentials/live/check"):  # fmt: skip
+    for path in ("syncs/billing/run", "syncs/billing/backfill", "syncs/billing/pause",
+                 "syncs/billing/resume", "credentials/live/check"):  # fmt: skip
         answer = page.request.post(
-            f"http://{window.address}/console/syncs/{path}",
+            f"http://{window.address}/console/{path}",
             form={"csrf": token or ""},
             headers={"Sec-Fetch-Site": "same-origin"},
         )

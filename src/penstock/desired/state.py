@@ -135,17 +135,22 @@ class DesiredState:
         name: str | None = None,
         search: str | None = None,
         before: int | None = None,
+        after: int | None = None,
+        oldest: bool = False,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """Return the audit log, newest first, at most `limit` lines; `before` is an entry's id.
+        """Return the audit log, the newest or the `oldest` first, at most `limit` lines.
 
-        A line has `search` in its who, door, action, kind, name or version, in upper or lower case.
+        `before` and `after` are entries' ids. A line has `search` in its who, door, action, kind, name
+        or version, in upper or lower case.
         """
         values = {
-            "kind": kind, "name": name, "search": search, "before": before, "limit": limit,
+            "kind": kind, "name": name, "search": search, "before": before, "after": after,
+            "limit": limit,
         }  # fmt: skip
+        query = _SQL["history"].replace("{direction}", "ASC" if oldest else "DESC")
         with self._store.connection() as connection:
-            rows = connection.execute(_SQL["history"], values).fetchall()
+            rows = connection.execute(query, values).fetchall()
         return [AuditEntry(*row) for row in rows]
 
     def refusals(self) -> list[Refusal]:

@@ -11,40 +11,32 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from penstock.api.console.lists import SIZE
+from penstock.api.console.lists import ApiListing, Column
 from penstock.api.console.page import ConsolePage, Visit
 from penstock.desired.plan import field_changes
 from penstock.desired.plan_text import action_lines, change_lines, lines
 
 PAGE = ConsolePage("changes", "Changes")
-_PATH: Final = "/console/changes"
+_COLUMNS: Final = (
+    Column("at", "When, UTC"),
+    Column("who", "Who", sortable=False),
+    Column("door", "By", sortable=False),
+    Column("what", "What", sortable=False),
+    Column("version", "Version", figure=True, sortable=False),
+)
 _YAML: Final = {"Content-Type": "application/yaml"}
-
-
-class Log:
-    """A page of the audit log as the URL asks for it: `q` searches, `cursor` is of the API."""
-
-    def __init__(self, visit: Visit, found: Mapping[str, Any]) -> None:
-        self.q = visit.query.get("q", "").strip()
-        self.rows = [{**entry, "lines": list(_lines(entry))} for entry in found["data"]]
-        self.next = _url(self.q, found["next"]) if found["next"] else ""
-        self.start = _url(self.q) if "cursor" in visit.query else ""
-
-    def kept(self) -> dict[str, str]:
-        """Return the members of the query that a search keeps."""
-        return {}
 
 
 @PAGE.get()
 async def show(visit: Visit) -> Response:
     """Show the audit log, and the form of a document."""
-    query = {"q": visit.query.get("q", "").strip() or None, "cursor": visit.query.get("cursor")}
-    log = Log(visit, await visit.get("/v1/audit", limit=SIZE, **query))
-    return visit.render("changes/page.html", log=log)
+    log = ApiListing(visit, _COLUMNS, "-at")
+    await log.read(visit, "/v1/audit", q=log.q or None)
+    log.rows = [{**entry, "lines": list(_lines(entry))} for entry in log.rows]
+    return visit.render("changes/page.html", list=log)
 
 
 @PAGE.get("/export")
@@ -135,8 +127,3 @@ def _lines(entry: Mapping[str, Any]) -> Any:
         ]
     spec = after if before is None else before
     return change_lines({**entry, "spec": spec, "fields": fields, "consequences": []})
-
-
-def _url(q: str, cursor: str | None = None) -> str:
-    query = {name: value for name, value in (("q", q), ("cursor", cursor)) if value}
-    return f"{_PATH}?{urlencode(query)}" if query else _PATH

@@ -193,7 +193,13 @@ def add_connection(page: ConsolePage, show: Show) -> None:
         form.problem = answer.detail
         return await show(visit, answer.status)
 
+    async def again(visit: Visit) -> Response:
+        return await show(visit)
+
+    # What was posted there is shown there: the page's live parts and links read it again.
+    page.get("/{name}/test")(again)
     page.post("/{name}/test")(test)
+    page.get("/{name}/host-key")(again)
     page.post("/{name}/host-key")(host_key)
 
 

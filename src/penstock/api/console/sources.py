@@ -44,6 +44,17 @@ _TABLE_COLUMNS: Final = (
     Column("replica_identity", "Old values in changes"),
     Column("published", "Published"),
 )
+_SLOT_COLUMNS: Final = (
+    # This source's own comes first.
+    Column("name", "Slot", value=lambda row: f"{0 if row['own'] else 1} {row['name']}"),
+    Column("state", "State"),
+    Column("retained_bytes", "WAL held", figure=True),
+    Column("lag_bytes", "Not confirmed", figure=True),
+    Column("lag_seconds", "Lag", figure=True),
+    Column("confirmed_flush_lsn", "Confirmed to", sortable=False),
+    Column("database", "Database"),
+    Column("plugin", "Plugin"),
+)
 _STATEMENT: Final = re.compile(r"\b(?:ALTER|CREATE|DROP|GRANT|SELECT) [^;]*;")
 # Not the run itself, which a remedy has one start or stop where it is started.
 _COMMAND: Final = re.compile(r"Run: (penstock .+)$|`(penstock (?!run`)[^`]+)`")
@@ -197,8 +208,8 @@ async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
         for each in state["problems"]
         if each["subject"] == f"source {name}" or each["subject"].startswith(f"source {name}:")
     ]
-    slots = await visit.api("GET", f"/v1/sources/{name}/slots", {"limit": 200})
-    rows = slots.body["data"] if slots.ok else []
+    slots = await visit.whole(f"/v1/sources/{name}/slots")
+    rows = [_slot(each) for each in slots.body["data"]] if slots.ok else []
     values = {"tested": None, "shown": None, **values}
     return visit.render(
         "sources/show.html",
@@ -208,7 +219,7 @@ async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
         problems=problems,
         slots=slots,
         own=next((each for each in rows if each["own"]), None),
-        rows=sorted(rows, key=lambda each: not each["own"]),
+        list=Listing(visit, rows, _SLOT_COLUMNS, search=("name", "state", "database", "plugin")),
         tables=_patterns(entity["spec"]),
         sinks=[s for s in await visit.all("/v1/sinks") if s["spec"].get("source") == name],
         bastion=await entity_forms.bastion_of(visit, "source", entity),
@@ -216,18 +227,23 @@ async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
     )
 
 
+def _slot(slot: dict[str, Any]) -> dict[str, Any]:
+    """Return a slot with its state in words, and the level of that."""
+    level, state = "other", "nothing reads it"
+    if slot["invalidation_reason"] or slot["wal_status"] == "lost":
+        level, state = "failed", "lost"
+    elif slot["wal_status"] == "unreserved":
+        level, state = "degraded", "about to be lost"
+    elif slot["active"]:
+        level, state = "ready", "read"
+    return {**slot, "level": level, "state": state, "plugin": slot["plugin"] or slot["slot_type"]}
+
+
 async def _tables(visit: Visit, status: int = 200, picked: Sequence[str] | None = None) -> Response:
     """Show the tables; those are checked that the source has, or that are picked in a form."""
     entity = await _entity(visit)
-    found: list[dict[str, Any]] = []
-    cursor, answer = None, None
-    while answer is None or cursor is not None:
-        query = {"limit": 1000, "cursor": cursor}
-        answer = await visit.api("GET", f"/v1/sources/{entity['name']}/tables", query)
-        if not answer.ok:
-            break
-        found += answer.body["data"]
-        cursor = answer.body["next"]
+    answer = await visit.whole(f"/v1/sources/{entity['name']}/tables")
+    found = answer.body["data"] if answer.ok else []
     patterns = _patterns(entity["spec"]) if picked is None else picked
     for table in found:
         table["schema"] = str(TablePattern(table["table_schema"], None))
