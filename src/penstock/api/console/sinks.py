@@ -145,7 +145,10 @@ def _row(name: str, entity: Row | None, status: Mapping[str, Any]) -> Row:
     running = status["sinks"].get(name)
     if running is not None:
         row |= running
-        row |= {"level": status["parts"].get(f"sink {name}", "ready"), "lag": running["backlog"]}
+        row |= {
+            "level": status["parts"].get(f"sink {name}", "ready"),
+            "lag": running.get("backlog"),
+        }
     elif entity is not None and entity["refusal"] is not None:
         level = status["parts"].get(f"sink {name}", "degraded")
         row |= {"level": level, "error": entity["refusal"]["reason"]}
