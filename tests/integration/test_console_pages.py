@@ -64,7 +64,7 @@ ENTITIES: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 NAMES: Final = {
     "overview": "hook", "sources": "shop", "sinks": "copy", "streams": "orders", "consumers": "hook",
-    "syncs": "billing", "targets": "far", "tokens": "mail",
+    "syncs": "billing", "credentials": "live", "targets": "far", "tokens": "mail",
 }  # fmt: skip
 """Whose page is visited, where the path of a page has a name in it."""
 VARIANTS: Final = {
