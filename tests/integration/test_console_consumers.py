@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route
 from tests.api_help import Shop, ids, known, tokens
 from tests.browser import NARROW, WIDE, Window
 
@@ -112,25 +111,6 @@ def test_what_is_out_and_what_failed(shop: Shop, window: Window) -> None:
         page.set_viewport_size({"width": width, "height": height})
         window.check_fits()
         window.check_accessible()
-
-
-def test_one_that_is_not_served_yet_is_shown_once_it_is(shop: Shop, window: Window) -> None:
-    """Soon, also where the answers take long: a run that starts has the processor."""
-    consumer = {"type": "nats", "stream": "events", "url": "nats://here:4222"}
-    shop.client.put("/v1/consumers/copy", json=consumer).raise_for_status()
-    window.login(shop.token)
-    page = window.open("consumers/copy")
-    page.get_by_text("not served yet").wait_for()
-
-    def answer_late(route: Route) -> None:
-        page.wait_for_timeout(500)
-        route.continue_()
-
-    page.route("**/console/consumers/copy", answer_late)
-    with page.expect_response("**/console/consumers/copy"):
-        pass  # the first look; how late the next one is hangs on this one
-    NatsConsumers(shop.store).register(shop.stream, "copy", {"url": "nats://here:4222"}, "all")
-    page.locator("#state .facts").wait_for(timeout=6_000)
 
 
 def test_it_is_rewound(shop: Shop, window: Window) -> None:

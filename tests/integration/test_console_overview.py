@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, expect
 from tests.api_help import Shop
 from tests.browser import NARROW, WIDE, Window
+from tests.waits import await_true
 
 XSS = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 
@@ -86,44 +87,29 @@ def test_it_changes_by_itself_while_it_is_seen(
     shop: Shop, window: Window, facts: dict[str, Any]
 ) -> None:
     window.login(shop.token)
-    window.page.clock.install()
     page = window.open()
-    facts["sinks"]["orders"]["delivered"] = 4321
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.resource_type))
+    facts["sinks"]["orders"] |= {"delivered": 4321, "per_second": 77.7}
     facts["problems"] = []
     page.get_by_role("cell", name="4,321").wait_for()
-    page.get_by_text("What is wrong").wait_for(state="detached")
-    page.evaluate(
-        "() => { Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
-        " const fetched = window.fetch; window.asked = 0;"
-        " window.fetch = (...of) => { window.asked += 1; return fetched(...of); };"
-        " document.dispatchEvent(new Event('visibilitychange')); }"
-    )
-    page.clock.run_for(60_000)  # as long as many periods
-    assert page.evaluate("() => window.asked") == 0
-    page.evaluate(
-        "() => { Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
-        " document.dispatchEvent(new Event('visibilitychange')); }"
-    )
-    facts["sinks"]["orders"]["delivered"] = 5432
-    page.get_by_role("cell", name="5,432").wait_for()
-
-
-def test_all_its_live_parts_share_one_look(
-    shop: Shop, window: Window, facts: dict[str, Any]
-) -> None:
-    window.login(shop.token)
-    page = window.open()
-    facts["sinks"]["orders"] |= {"delivered": 4321, "per_second": 77.7}
-    answered: list[str] = []
-
-    def answer_one(route: Route) -> None:
-        if not answered:
-            answered.append(route.request.url)
-            route.continue_()
-
-    page.route("**/console/overview", answer_one)
-    page.get_by_role("cell", name="4,321").wait_for()
     page.locator(".facts").get_by_text("77.7").wait_for()  # of another part
+    page.get_by_text("What is wrong").wait_for(state="detached")
+    streams = shop.api.app.console.live
+    show_or_hide(page, hidden=True)
+    await_true(lambda: streams.count == 0, what="a hidden tab ends its stream")
+    facts["sinks"]["orders"]["delivered"] = 5432
+    show_or_hide(page, hidden=False)
+    page.get_by_role("cell", name="5,432").wait_for()
+    assert asked == ["eventsource"] * 2
+
+
+def show_or_hide(page: Page, *, hidden: bool) -> None:
+    page.evaluate(
+        "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
 
 
 def test_rows_link_to_the_pages_that_there_are(
@@ -152,8 +138,15 @@ def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[s
         history.note(facts, now - 100 + i * 5)
     window.login(shop.token)
     page = window.open()
-    page.locator("[data-chart$=throughput][data-points]").wait_for()
+    throughput = page.locator("[data-chart$=throughput][data-points]")
+    throughput.wait_for()
     expect(page.locator(".chart canvas")).to_have_count(3)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.resource_type))
+    points = throughput.get_attribute("data-points") or ""
+    history.note(facts, time.time())
+    expect(throughput).not_to_have_attribute("data-points", points)  # one joins them by itself
+    assert asked == ["eventsource"]
     body = page.evaluate("async () => (await fetch('/console/overview/chart/throughput')).json()")
     assert len(body["at"]) >= 10
     assert body["series"][1]["values"][1:10] == [20.0] * 9

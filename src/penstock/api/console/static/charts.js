@@ -49,11 +49,12 @@
     const redraw = () => { if (shown !== null) { chart?.destroy(); chart = null; draw(shown); } };
     new ResizeObserver(() => chart?.setSize({ width: place.clientWidth, height: 170 })).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-    penstock.repeat(figure, Number(figure.dataset.every), async () => {
-      const answer = await fetch(figure.dataset.chart);
-      if (!answer.ok || !answer.headers.get("content-type")?.includes("json")) throw new Error("no figures");
+    figure.addEventListener("figures", (event) => {
       figure.classList.remove("stale");
-      draw(await answer.json());
-    }).now();
+      draw(event.detail);
+    });
+    fetch(figure.dataset.chart).then(async (answer) => {
+      if (shown === null) draw(await answer.json());
+    }).catch(() => figure.classList.add("stale"));
   }
 })();
