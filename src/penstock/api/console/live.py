@@ -1,9 +1,9 @@
 """Live pages: the address of a page, asked for `text/event-stream`, sends what changes of it.
 
-A stream looks at its page as a browser that loads it again does, with the same session: what ends that,
-or takes rights from it, does so for its streams. A look takes at most a sixtieth of the time. Sent is
-what is not as it was: the page's parts `data-live="SECONDS"`, and the figures of its charts. A look that
-fails ends the stream, as a server's end does, and the browser asks again.
+A stream looks at its page as a browser does that loads it again, with the same session: one that has ended,
+or has lost rights, has none in its streams. A look takes at most a sixtieth of the time. What has changed
+is sent: the page's parts `data-live="SECONDS"`, and the figures of its charts. A look that fails ends the
+stream, as the end of the server does, and the browser asks for it again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _OK: Final = 200
 _ELSEWHERE: Final = 204  # as to the login
 
 # Whatever is not of a template has its `<`, `>` and `"` escaped.
-_LIVE: Final = re.compile(r'<(\w+)\b([^>]*\sdata-live="([\d.]+)"[^>]*)>')
-_ID: Final = re.compile(r'\sid="([^"]+)"')
+_LIVE: Final = re.compile(r'<(\w+)(?=[^>]*\sid="([^"]+)")([^>]*\sdata-live="([\d.]+)"[^>]*)>')
 _CHART: Final = re.compile(r'\sdata-chart="([^"]+)" data-every="([\d.]+)"')
 
 
@@ -55,17 +54,20 @@ def parts_of(page: str) -> list[Part]:
     """Return the live parts of a page."""
     found = []
     for begin in _LIVE.finditer(page):
-        tag, attributes, every = begin.groups()
-        named = _ID.search(attributes)
-        depth = 1
-        for each in re.compile(rf"<(/?){tag}\b").finditer(page, begin.end()):
-            depth += -1 if each[1] else 1
-            if depth == 0 and named is not None:
-                text, waits = page[begin.end() : each.start()], " data-reloads" in attributes
-                found.append(Part(named[1], text, float(every), waits))
-            if depth == 0:
-                break
+        tag, name, attributes, every = begin.groups()
+        text = page[begin.end() : _end(page, tag, begin.end())]
+        found.append(Part(name, text, float(every), " data-reloads" in attributes))
     return found
+
+
+def _end(page: str, tag: str, at: int) -> int:
+    """Return where the element `tag` ends whose content begins at `at`."""
+    depth = 1
+    for each in re.compile(rf"<(/?){tag}\b").finditer(page, at):
+        depth += -1 if each[1] else 1
+        if depth == 0:
+            return each.start()
+    return len(page)
 
 
 class Live:
@@ -74,8 +76,7 @@ class Live:
     def __init__(self, console: ASGIApp) -> None:
         self._console = console
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.ending = False
-        """Whether the server has begun to stop."""
+        self._ending = False
 
     @property
     def count(self) -> int:
@@ -84,7 +85,7 @@ class Live:
 
     def end(self) -> None:
         """End all of them, and from now on don't let any last."""
-        self.ending = True
+        self._ending = True
         for task in self._tasks:
             task.cancel()
 
@@ -101,7 +102,7 @@ class Live:
         client: Client = scope["state"]["client"]
         gone = asyncio.Event()
         client.watch(gone.set)
-        lasts = not self.ending and self.count < MOST
+        lasts = not self._ending and self.count < MOST
         stream = StreamingResponse(self._events(scope, gone, lasts=lasts), media_type=_TYPE)
         stream.headers["X-Accel-Buffering"] = "no"  # nginx would send it in pieces
         secured(stream)
@@ -109,7 +110,7 @@ class Live:
         try:
             await stream.stream_response(send)
         except asyncio.CancelledError:
-            if not self.ending:
+            if not self._ending:
                 raise
             task.uncancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -127,13 +128,13 @@ class Live:
         due: dict[str, float] = {}
         while not gone.is_set():
             began = time.monotonic()
-            status, page = await self._look(scope)
+            status, kind, page = await self._look(scope)
             if status == _ELSEWHERE:
                 yield _event("reload", None)
             if status != _OK:
                 return
             events = []
-            parts = parts_of(page)
+            parts = parts_of(page) if b"html" in kind else []
             changed = {each.id: each.text for each in parts if _differs(sent, each.id, each.text)}
             if changed or ids != [each.id for each in parts]:
                 ids = [each.id for each in parts]
@@ -143,7 +144,7 @@ class Live:
                     continue
                 due[address] = began + float(every)
                 of = html.unescape(address)
-                status, figures = await self._look({**scope, **_place(of)})
+                status, _, figures = await self._look({**scope, **_place(of)})
                 if status != _OK:
                     return
                 if _differs(sent, address, figures):
@@ -163,21 +164,23 @@ class Live:
                 async with asyncio.timeout(max(every, min(share, longest))):
                     await gone.wait()
 
-    async def _look(self, scope: Scope) -> tuple[int, str]:
-        """Return the status and the body of what the console answers to the stream's session."""
+    async def _look(self, scope: Scope) -> tuple[int, bytes, str]:
+        """Return status, type and body of what the console answers to the stream's session."""
         headers = [each for each in scope["headers"] if each[0] != b"accept"] + _LOOK
-        status, body = 0, b""
+        status, kind, body = 0, b"", b""
 
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: Message) -> None:
-            nonlocal status, body
-            status = message.get("status", status)
+            nonlocal status, kind, body
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                kind = dict(message["headers"]).get(b"content-type", b"")
             body += message.get("body", b"")
 
         await self._console({**scope, "headers": headers}, receive, send)
-        return status, body.decode()
+        return status, kind, body.decode()
 
 
 def _differs(sent: dict[str, int], name: str, text: str) -> bool:
