@@ -1,9 +1,9 @@
 """Live pages: the address of a page, asked for `text/event-stream`, sends what changes of it.
 
-A stream looks at its page as a browser does that loads it again, with the same session: one that has ended,
-or has lost rights, has none in its streams. A look takes at most a sixtieth of the time. What has changed
-is sent: the page's parts `data-live="SECONDS"`, and the figures of its charts. A look that fails ends the
-stream, as the end of the server does, and the browser asks for it again.
+A stream looks at its page as a browser does that loads it again, with the same session: one that has
+ended, or has lost rights, has none in its streams. A look takes at most a sixtieth of the time. What has
+changed is sent: the page's parts `data-live="SECONDS"`, and the figures of its charts. A look that fails
+ends the stream, as the end of the server does, and the browser asks for it again.
 """
 
 from __future__ import annotations
