@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import socket
+import subprocess
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import psycopg
 from tests.streams_help import inserted, make_stream, publish
 
 from penstock.api.app import Api
@@ -119,6 +123,18 @@ def tokens(answer: httpx.Response) -> list[str]:
     return [item.get("ack_token") or item["ack_id"] for item in answer.json()["data"]]
 
 
+def until_a_place_is_taken(url: str, consumer: str) -> None:
+    """Wait until a process holds one of a consumer's `max_waiting` places, as the store has it."""
+    held = (
+        "SELECT FROM penstock.receive_permits p JOIN penstock.consumers c ON c.id = p.consumer_id"
+        " WHERE c.name = %s AND p.permits > 0"
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        await_true(
+            lambda: connection.execute(held, [consumer]).fetchall(), what="a receive takes a place"
+        )
+
+
 def refuse_lines(database: Database) -> None:
     """Have the store refuse each new line of its audit log, until trigger `refuse` is dropped."""
     database.execute(
@@ -150,6 +166,18 @@ def problem(answer: httpx.Response, status: int, *fields: str) -> dict[str, Any]
     assert [error["field"] for error in body["errors"]] == list(fields), body
     assert all(error["message"] for error in body["errors"])
     return body
+
+
+def run_curl(command: str, token: str) -> Any:
+    """Run a command of curl that a page shows, with a worker's token; return the answer, a 200."""
+    env = {"PATH": os.environ["PATH"], "PENSTOCK_TOKEN": token}
+    shown = command.replace("curl -s", "curl -s --write-out '\n%{http_code}'", 1)
+    done = subprocess.run(
+        ["sh", "-c", shown], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    body, _, status = done.stdout.rpartition("\n")
+    assert status == "200", done.stdout
+    return json.loads(body)
 
 
 def raw(address: str, token: str, target: str, method: str = "GET") -> socket.socket:

@@ -61,6 +61,10 @@ class SshServer:
         )  # fmt: skip
         self.port = self._listener.get_port()
 
+    def logged_in(self, port: int) -> None:
+        """Count a login, of a client at this port."""
+        self.logins += 1
+
     def kill(self) -> None:
         """Cut every connection, and listen no more."""
         self._run(self._kill())
@@ -97,7 +101,8 @@ class _Server(asyncssh.SSHServer):
             self._of._connections.discard(self._connection)
 
     def auth_completed(self) -> None:
-        self._of.logins += 1
+        assert self._connection is not None
+        self._of.logged_in(self._connection.get_extra_info("peername")[1])
 
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int

@@ -21,6 +21,7 @@ T = TypeVar("T")
 SIZE = 3
 CONFIG = """\
 server_name: {name}
+{advertised}
 http: "127.0.0.1:{http}"
 cluster {{
   name: proof
@@ -31,9 +32,13 @@ cluster {{
 
 
 class Cluster:
-    """Three servers, `n0` to `n2`, with JetStream; a context manager."""
+    """Three servers, `n0` to `n2`, with JetStream; a context manager.
 
-    def __init__(self, folder: Path) -> None:
+    `advertise` is what each announces as its address, with `{name}` for its name; the default is
+    where it listens.
+    """
+
+    def __init__(self, folder: Path, *, advertise: str = "") -> None:
         folder.mkdir(exist_ok=True)
         self.servers: dict[str, EmbeddedNats] = {}
         self._http: dict[str, int] = {}
@@ -42,7 +47,10 @@ class Cluster:
         for number, port in enumerate(ports):
             name = f"n{number}"
             self._http[name] = free_port()
-            config = CONFIG.format(name=name, http=self._http[name], port=port, routes=routes)
+            advertised = f'client_advertise: "{advertise.format(name=name)}"' if advertise else ""
+            config = CONFIG.format(
+                name=name, advertised=advertised, http=self._http[name], port=port, routes=routes
+            )
             self.servers[name] = EmbeddedNats(folder / name, config)
 
     @property

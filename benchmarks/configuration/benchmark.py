@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from benchmarks.configuration import commands, live, report
+from benchmarks.configuration import commands, effects, live, report
 from benchmarks.streams.run import Run
 
-PARTS = ("plan", "pages", "change", "idle", "takeover")
+PARTS = ("plan", "pages", "change", "effect", "idle", "takeover")
 
 
 def measure(run: Run, parts: Collection[str], seconds: float, idle_s: float) -> Iterator[str]:
@@ -22,6 +22,9 @@ def measure(run: Run, parts: Collection[str], seconds: float, idle_s: float) -> 
     if "change" in parts:
         with run.tolerate("change"):
             yield report.changes(live.changes(run.rounds, seconds), seconds)
+    if "effect" in parts:
+        with run.tolerate("effect"):
+            yield report.effects(effects.effects())
     if "idle" in parts:
         with run.tolerate("idle"):
             yield report.idle(live.idle(idle_s), idle_s)

@@ -87,7 +87,7 @@ def _change(of: Bed, running: Running, seconds: float, what: str) -> Changed:
     with (
         JetStream(of.nats_url) as streams,
         _received(of) as received,
-        _writer(of, 2 * seconds + SPAN_S) as writer,
+        writer(of, 2 * seconds + SPAN_S) as writing,
     ):
         streams.add_stream(_NEW, f"{_NEW}.>")  # its messages are another sink's, too
         time.sleep(seconds)
@@ -105,7 +105,7 @@ def _change(of: Bed, running: Running, seconds: float, what: str) -> Changed:
         with Probe(of.nats_url) as probe:
             of.wait(running, "delivering as changed", lambda: probe.count_of(*subjects) > 0)
         first_s = (time.monotonic_ns() - asked) / 1e9
-        writer.wait(6 * seconds + 60)
+        writing.wait(6 * seconds + 60)
         last = _committed(of)[-2]
         with Probe(of.nats_url) as probe:
             of.wait(
@@ -130,14 +130,15 @@ def _committed(of: Bed) -> array[int]:
 
 
 @contextmanager
-def _writer(of: Bed, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+def writer(of: Bed, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Write rows at `RATE` for so long, or until the block is left."""
     values = [of.url, ADD_ROWS, 1, RATE, seconds, _PER_TRANSACTION, of.folder / "committed.bin"]
     command = [sys.executable, "-m", "benchmarks.writer", *map(str, values)]
-    with subprocess.Popen(command, cwd=HERE.parent) as writer:
+    with subprocess.Popen(command, cwd=HERE.parent) as writing:
         try:
-            yield writer
+            yield writing
         finally:
-            writer.kill()
+            writing.kill()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import psutil
 
 from benchmarks.configuration import commands, live
 from benchmarks.configuration.commands import Page, Planned
+from benchmarks.configuration.effects import Effect
 from benchmarks.configuration.live import Changed, Idle
 from benchmarks.report import MIB, at_most, java_version, table, verdict_table
 
@@ -83,6 +84,16 @@ def _change(what: str, found: Sequence[Changed], seconds: float) -> str:
         f"## {live.SINKS} sinks of one source at {live.RATE:,} rows/s, and {what},"
         f" {len(found)} rounds\n\n{table(['latency of all, ms', 'p99', 'max'], lines)}\n\n"
         f"{verdict_table(verdicts)}"
+    )
+
+
+def effects(found: Sequence[Effect]) -> str:
+    """Return how long each kind of change took until it counted."""
+    lines = [[each.what, f"{each.seconds:.1f}"] for each in found]
+    verdicts = [at_most("each of them, s", max(each.seconds for each in found), 5, 2)]
+    return (
+        f"## Changes of a run of {live.SINKS} sinks at {live.RATE:,} rows/s\n\n"
+        f"{table(['change', 's'], lines)}\n\n{verdict_table(verdicts)}"
     )
 
 

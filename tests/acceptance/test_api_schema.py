@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from schemathesis import Case, HookContext, engine
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 from tests.api_help import Shop, tokens
+from tests.bastions import SshServer, public
 from tests.loopback_api import Answer, LoopbackApi
 
 from penstock.cli.api_tools import ApiTools
@@ -204,6 +205,108 @@ def test_every_get_takes_a_name_and_an_id(shop: Shop) -> None:
             assert by_name.get(key) == by_id.get(key), path
         seen.add(kind)
     assert seen == set(_THERE)
+
+
+_CHANGES: dict[str, dict[str, Any]] = {
+    "source": {"slot": "other"}, "sink": {"max_waiting": 7}, "consumer": {"max_waiting": 7},
+    "target": {"url": "nats://127.0.0.1:2"}, "provider": {"base_url": "http://127.0.0.1:2"},
+    "credential": {"properties": {"api_key": "other"}}, "sync": {"status": "disabled"},
+}  # fmt: skip
+"""A change of what is there, by kind."""
+_BODIES: dict[str, Any] = {
+    "rewind": {"to": "all"},
+    "next-changes": {"limit": 1, "wait_for_ms": 100},
+    "try-filters": {"filters": {}, "messages": [{"record": {"id": 1}}]},
+}
+_VARIES = {"data", "info", "status", "milliseconds"}
+"""What differs from one receive to the next, or in time."""
+_PATHS = {f"/v1/{section}/{{{kind}}}" for kind, section in SECTIONS.items()}
+"""Those of the entities, where a dry run is possible."""
+
+
+def test_every_change_and_action_takes_a_name_and_an_id(shop: Shop) -> None:
+    """Each is asked by name, by id, and by an id that nothing has: 404, and nothing is made."""
+    with SshServer() as ssh:
+        bastion = {"host": "127.0.0.1", "port": ssh.port, "user": "penstock"}
+        behind = {"type": "postgres", "url": "postgresql://shop@db.internal/shop"}
+        for method, path, spec in (
+            ("PUT", "sources/behind", {**behind, "bastion": bastion}),
+            ("PUT", "sinks/out", {"type": "nats", "source": "shop", "url": NOWHERE}),
+            ("PATCH", "targets/far", {"bastion": bastion}),
+        ):
+            shop.client.request(method, f"/v1/{path}", json=spec).raise_for_status()
+        there, lines = _names(shop), len(_audit(shop))
+        bodies = {**_BODIES, "host-key": {"host_key": public(ssh.host_key)}}
+        seen = set()
+        for path, methods in shop.client.get("/openapi.json").json()["paths"].items():
+            for kind in (kind for kind in _THERE if f"{{{kind}}}" in path):
+                for method in methods:
+                    # A consumer of http-consumers has no dry run: it is deleted below.
+                    if method != "get" and (method != "delete" or path in _PATHS):
+                        _ask(shop, method, path, kind, bodies)
+                        seen.add(kind)
+    assert seen == set(_THERE)
+    assert _names(shop) == there
+    done = _audit(shop)[lines:]
+    assert len(done) > 20
+    assert done[::2] == done[1::2], "what was done by name, and by id"
+    for path, name in (
+        ("http-consumers", "workers"), ("consumers", "mail"), ("sinks", "orders"), ("sinks", "out"),
+        ("sources", "shop"), ("targets", "far"), ("syncs", "copy"), ("credentials", "key"),
+        ("providers", "mine"),
+    ):  # fmt: skip
+        id_ = shop.client.get(f"/v1/{path}/{name}").json()["id"]
+        assert shop.client.delete(f"/v1/{path}/{id_}").status_code == 200
+        assert shop.client.get(f"/v1/{path}/{name}").status_code == 404
+
+
+def _ask(shop: Shop, method: str, path: str, kind: str, bodies: Mapping[str, Any]) -> None:
+    name = _there(path)[kind]
+    if path.startswith("/v1/sinks/{sink}/"):
+        name = "out"  # a stream is not paused
+    elif path.startswith("/v1/sources/{source}/bastion"):
+        name = "behind"
+    entity = shop.client.get(f"/v1/{kind}s/{name}").json()
+    last = path.rpartition("/")[2]
+    body = bodies.get(last)
+    if method in ("put", "patch") and body is None:
+        changes = _CHANGES[kind] if path in _PATHS else {"max_deliver": 4}
+        body = changes if method == "patch" else entity["spec"] | changes
+    elif last in ("ack", "nack", "extend"):
+        body = {"ack_ids" if kind == "stream" else "ack_tokens": []}
+    unknown = str(uuid.uuid4())
+    answers = [
+        shop.client.request(
+            method, path.format(**{"id": 1, kind: each}), json=body,
+            params={"dry_run": True} if path in _PATHS and each != unknown else None,
+        )
+        for each in (name, entity["id"], unknown)
+    ]  # fmt: skip
+    by_name, by_id = [answer.json() for answer in answers[:2]]
+    status = answers[0].status_code
+    assert [answer.status_code for answer in answers] == [status, status, 404], (method, path)
+    # Others need it; its bastion or what is behind it is not there.
+    assert status == 200 or (name in str(by_name) and status in (409, 424)), by_name
+    assert by_name.keys() == by_id.keys(), path
+    for key in by_name.keys() - _VARIES:
+        assert by_name[key] == by_id[key], (method, path)
+    if path in _PATHS and status == 200:
+        assert by_id["entity"]["id"] == entity["id"]
+        assert by_id["action"] == ("delete" if method == "delete" else "update")
+
+
+def _names(shop: Shop) -> dict[str, list[str]]:
+    """Return the names of all that is there."""
+    return {
+        of: [each["name"] for each in shop.client.get(f"/v1/{of}").json()["data"]]
+        for of in (*SECTIONS.values(), "http-consumers", "nats-consumers", "streams")
+    }
+
+
+def _audit(shop: Shop) -> list[tuple[str, str, str]]:
+    """Return what was done, the oldest first."""
+    found = shop.client.get("/v1/audit?limit=1000").json()["data"]
+    return [(line["kind"], line["name"], line["action"]) for line in reversed(found)]
 
 
 def _make_a_dead_letter(shop: Shop) -> None:

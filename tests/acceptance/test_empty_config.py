@@ -29,19 +29,26 @@ def test_a_configuration_that_only_the_api_made(tmp_path: Path, database: Databa
         api("PUT", "/v1/consumers/work", {"type": "pull", "stream": "events"})
         pipeline.wait_ready()
         assert received(pipeline, api, database, 1, 2) == [1, 2]
-        # The settings of a stream's own group are its sink's; a run takes them up while it lives.
+        # The settings of a stream's own group are its sink's, and the store's alone: no run is replaced.
         assert len(in_flight(api, 10)) == 2
+        replaced = changes_of_runs(pipeline)
         api("PATCH", "/v1/sinks/events", {"max_ack_pending": 3, "ack_wait_ms": 600_000})
-        group = "/v1/http-consumers/events"
-        pipeline.wait_for(
-            lambda: api("GET", group)["max_ack_pending"] == 3, 60, "the group's settings"
-        )
-        assert api("GET", group)["ack_wait_ms"] == 600_000
+        group = api("GET", "/v1/http-consumers/events")
+        assert (group["max_ack_pending"], group["ack_wait_ms"]) == (3, 600_000)
+        more = {"type": "pull", "stream": "events"}
+        api("PUT", "/v1/consumers/more", more)  # nor by pull consumers
+        api("PATCH", "/v1/consumers/more", {"max_deliver": 3})
+        api("DELETE", "/v1/consumers/more")
         assert received(pipeline, api, database, 3, 4, 5) == [3, 4, 5]
+        assert changes_of_runs(pipeline) == replaced
         assert in_flight(api, 10) == [3]
         assert in_flight(api, 10) == []
         assert "  shop:\n    type: postgres\n" in run(tmp_path, "export")
         assert pipeline.stop() == 0
+
+
+def changes_of_runs(pipeline: Penstock) -> int:
+    return sum(event["event"] == "the desired state changed" for event in pipeline.events())
 
 
 def in_flight(api: Api, count: int) -> list[int]:

@@ -138,6 +138,7 @@ def following(
         pipeline.start().wait_ready()
         store = stack.enter_context(Store(databases[2].url))
         state = DesiredState(store, environment)
+        assert {e.managed_by for e in state.read().entities.values()} == {"file"}
         yield Following(databases[0], databases[1], streams, pipeline, state)
         assert pipeline.stop() == 0
         assert [e for e in pipeline.events() if e["level"] == "warning"] == []

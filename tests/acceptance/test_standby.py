@@ -15,8 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.desired.entities import Change
+from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
+from penstock.streams.store import Store
 
 from ..pipeline import PATIENCE, Penstock, left_of
 
@@ -36,6 +39,8 @@ spark:
   master: local[2]
 """
 WITHIN = 15.0
+WARM = "ready to take the source over"
+HANDED_OVER = "the slot is handed over"
 
 
 @pytest.mark.alone
@@ -43,7 +48,8 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
     database: Database, nats: JetStream, nats_server: EmbeddedNats, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, step int)")
-    nats.add_stream("STANDBY", "standby.>", duplicate_window=3600)
+    for stream in ("STANDBY", "MORE"):
+        nats.add_stream(stream, f"{stream.lower()}.>", duplicate_window=3600)
     with runs(database, nats_server, tmp_path) as (first, second):
         (logged,) = [e for e in second.events() if e["event"].startswith("standing by: ")]
         assert logged["source"] == "shop"
@@ -52,6 +58,7 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
         assert found["state"] == "standing by"
         assert found["holder"] == logged["holder"] == first.status()["sources"]["shop"]["holder"]
 
+        change_while_it_stands_by(database, first, second)
         for number in range(1, 201):
             database.execute("INSERT INTO orders VALUES (%s, 0)", [number])
             if number % 2:
@@ -61,7 +68,7 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
         killed = time.monotonic()
         first.process.wait(PATIENCE)
         assert left_of(family) == []  # so that none of its own delivers this
-        database.execute("INSERT INTO orders VALUES (1000, 0)")
+        database.execute("INSERT INTO orders VALUES (999, 0), (1000, 0)")
         second.wait_for(lambda: has(nats, 1000), PATIENCE, "delivering")
         seconds = time.monotonic() - killed
         since = [(e["timestamp"], e["event"]) for e in second.events()[before:]]
@@ -70,13 +77,15 @@ def test_a_standby_takes_over_what_a_killed_run_leaves(
         second.wait_for(lambda: ready(second) == "ready", PATIENCE, "ready")
         messages = [json.loads(m.data) for m in nats.messages("STANDBY")]
         rows = [(m["record"]["id"], m["record"]["step"]) for m in messages]
-        assert sorted(rows) == sorted(
-            [(n, 0) for n in range(1, 201)] + [(n, 1) for n in range(1, 201, 2)] + [(1000, 0)]
-        )
+        expected = [(n, 0) for n in range(1, 201)] + [(n, 1) for n in range(1, 201, 2)]
+        assert sorted(rows) == sorted([*expected, (1000, 0)])
+        # What changed while it stood by: 999 is left out by the new filter, and the new sink has it.
+        second.wait_for(lambda: len(nats.messages("MORE")) == 302, PATIENCE, "the new sink")
         for number in range(1, 201, 2):  # in a row's order
             assert rows.index((number, 0)) < rows.index((number, 1))
         assert second.stop() == 0
     nats.delete_stream("STANDBY")
+    nats.delete_stream("MORE")
 
 
 def test_a_run_that_was_cut_off_loses_its_lease_and_stands_by(
@@ -141,8 +150,23 @@ def runs(
         first.start().wait_ready()
         second.start()
         second.wait_for(lambda: ready(second) == "standing by", PATIENCE, "standing by")
-        second.wait_for(lambda: "ready to take the source over" in events(second), PATIENCE, "warm")
+        second.wait_for(lambda: WARM in events(second), PATIENCE, "warm")
         yield first, second
+
+
+def change_while_it_stands_by(database: Database, first: Penstock, second: Penstock) -> None:
+    """Change the sink's filter and add a sink; return once both runs are ready with it."""
+    handovers, warmed = events(first).count(HANDED_OVER), events(second).count(WARM)
+    with Store(database.url) as store:
+        state = DesiredState(store, {})
+        sink = state.read().entities["sink", "standby"].spec
+        changes = [
+            Change("sink", "standby", None, {**sink, "filter": "record.id <> 999"}),
+            Change("sink", "more", None, {**sink, "subject": "more.{table}"}),
+        ]
+        state.write(changes, by="ann", door="api")
+    first.wait_for(lambda: events(first).count(HANDED_OVER) > handovers, PATIENCE, "handed over")
+    second.wait_for(lambda: events(second).count(WARM) > warmed, PATIENCE, "warm again")
 
 
 def signal_all(family: list[psutil.Process], number: signal.Signals) -> None:

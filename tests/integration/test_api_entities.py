@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.api.auth import Grant
 from penstock.api.console.calls import Management
 from penstock.api.manage.pages import cursor_of
 from penstock.cli.api_tools import ApiTools
+from penstock.core.delivery import DeadLetter
 from penstock.core.group_hash import group_hash
 from penstock.desired.state import DesiredState
 from penstock.embedded.handles import Database
@@ -470,6 +472,34 @@ def test_dead_letters_of_sinks_and_consumers(shop: Shop, database: Database) -> 
     }
     problem(shop.client.delete(f"/v1/dead-letters/{other}"), 404)
     problem(shop.client.post("/v1/drop-dead-letters", json={}), 422, "ids")
+
+
+def test_dead_letters_and_the_audit_log_come_in_both_orders(shop: Shop) -> None:
+    letters = [DeadLetter(f"k{n}", "s", f"code{n % 2}", "why", "{}") for n in range(5)]
+    shop.store.letters.add("orders", letters)
+    for n in range(3):
+        _put(shop, f"/v1/targets/t{n}", {"type": "nats", "url": "nats://nats.invalid:4222"})
+
+    def pages(path: str, **query: str) -> list[list[int]]:
+        """Return the ids of a list, by pages of two."""
+        found: list[list[int]] = []
+        cursor = None
+        while not found or cursor is not None:
+            assert len(found) < 5
+            sent = {**query, "limit": "2", **({"cursor": cursor} if cursor else {})}
+            answer = shop.client.get(path, params=sent).json()
+            found.append([each["id"] for each in answer["data"]])
+            cursor = answer["next"]
+        return found
+
+    for path, count, first in (("/v1/dead-letters", 5, "oldest"), ("/v1/audit", 3, "newest")):
+        oldest = list(itertools.chain(*pages(path, order="oldest")))
+        assert (len(oldest), oldest) == (count, sorted(oldest))
+        newest = oldest[::-1]
+        assert pages(path, order="newest") == [newest[i : i + 2] for i in range(0, count, 2)]
+        assert list(itertools.chain(*pages(path))) == (oldest if first == "oldest" else newest)
+        problem(shop.client.get(path, params={"order": "first"}), 422, "order")
+    assert [len(page) for page in pages("/v1/dead-letters", order="newest", code="code0")] == [2, 1]
 
 
 def test_messages_of_a_stream_by_position_time_and_key(shop: Shop) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+import httpx
 import pytest
-from tests.api_help import ApiServer, Shop, ids, problem, tokens
+from tests.api_help import ApiServer, Shop, ids, problem, tokens, until_a_place_is_taken
 from tests.waits import Later
 
 WAIT = {"batch_size": 10, "wait_for_ms": 20_000}
@@ -117,3 +118,23 @@ def test_one_that_ends_leaves_its_deliveries_to_the_other(shop: Shop, other: Api
     ack = {"ack_tokens": taken}
     assert other.client.post(f"{path}/ack", json=ack).json() == {"success": True}
     assert ids(other.client.get(f"{path}/next")) == []
+
+
+def test_max_waiting_counts_over_both(shop: Shop, other: ApiServer) -> None:
+    path = shop.consumer(max_waiting=1)
+    first = Later(lambda: shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}))
+    until_a_place_is_taken(shop.store.url, "workers")
+    for wait in (0, 20_000):
+        refused = other.client.get(f"{path}/next", params={"wait_for_ms": wait})
+        assert "in all processes of the store" in problem(refused, 429)["detail"]
+        assert refused.headers["retry-after"] == "1"
+    shop.publish(1, 2)
+    assert ids(first.result()) == [1]
+    served: list[httpx.Response] = []
+
+    def answered() -> bool:
+        served[:] = [other.client.get(f"{path}/next")]
+        return served[0].status_code != 429
+
+    assert _soon(answered)
+    assert ids(served[0]) == [2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.api_help import Shop, ids, problem, tokens
-from tests.streams_help import Change, inserted, make_stream, publish, updated
+from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
 from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
@@ -305,6 +305,37 @@ def test_rewind(shop: Shop) -> None:
     old = tokens(answer)
     refused = problem(shop.client.post(f"{path}/ack", json={"ack_tokens": old}), 409)["refused"]
     assert {item["reason"] for item in refused} == {"unknown"}
+
+
+def test_what_a_rewind_would_do(shop: Shop) -> None:
+    path = shop.consumer(filters={"action": ["insert"]}, max_ack_pending=100)
+    at = [{"lsn": each.lsn, "idx": each.idx} for each in shop.publish(1, 2, 2, 2, 3, 4)]
+    publish(shop.store, shop.stream, [deleted(4)])
+    # 1 and 3 are acked, the first 2 is in flight and holds the others back, 4 waits.
+    first = shop.client.get(f"{path}/next", params={**WAIT, "batch_size": 2})
+    shop.client.post(f"{path}/ack", json={"ack_tokens": tokens(first)[:1]}).raise_for_status()
+    out = shop.client.get(f"{path}/next", params={"batch_size": 1})
+    assert (ids(first), ids(out)) == ([1, 2], [3])
+    shop.client.post(f"{path}/ack", json={"ack_tokens": tokens(out)}).raise_for_status()
+
+    def effect(to: Any) -> tuple[list[str], list[str]]:
+        answer = shop.client.post(f"{path}/rewind", params={"dry_run": True}, json={"to": to})
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        return body["losses"], [each for each in body["consequences"] if each not in body["losses"]]
+
+    def lost(number: int) -> list[str]:
+        text = f"{number} message{'' if number == 1 else 's'}"
+        return [f"consumer workers skips {text} that it is not done with"]
+
+    assert effect("new") == (lost(4), [])
+    assert effect(at[5]) == (lost(3), [])
+    assert effect("all") == effect(at[0]) == ([], ["consumer workers delivers 5 messages again"])
+    # Behind what is in flight, and before what it has passed.
+    assert effect(at[4]) == (lost(3), ["consumer workers delivers 1 message again"])
+    assert effect(at[3]) == (lost(2), ["consumer workers delivers 2 messages again"])
+    assert effect(at[2]) == (lost(1), ["consumer workers delivers 3 messages again"])
+    assert ids(shop.client.get(f"{path}/next", params={"batch_size": 9})) == [4]  # nothing was done
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,26 @@ def test_it_is_shown_paused_and_rewound(shop: Shop) -> None:
     assert shop.client.get(f"{PATH}/mail").json()["rewinding"] is True
 
 
+def test_what_a_rewind_would_do(shop: Shop) -> None:
+    _, second, last = shop.publish("a", "b", "c")
+
+    def effect(to: Any) -> tuple[list[str], list[str]]:
+        answer = shop.client.post(f"{PATH}/mail/rewind", params={"dry_run": True}, json={"to": to})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["losses"], answer.json()["consequences"]
+
+    lost = ["consumer mail skips 3 messages that it is not done with"]
+    assert effect("new") == (lost, lost)
+    two = ["consumer mail skips 2 messages that it is not done with"]
+    assert effect({"lsn": last.lsn, "idx": last.idx}) == (two, two)
+    assert effect("all") == ([], [])
+    known = NatsConsumers(shop.store)
+    assert known.get("mail").rewind is None
+    known.rewind("mail", second)  # which is where it will be
+    assert effect("all") == ([], ["consumer mail delivers 1 message again"])
+    problem(shop.client.post(f"{PATH}/mial/rewind?dry_run=true", json={"to": "all"}), 404)
+
+
 def test_what_is_wrong(shop: Shop) -> None:
     for name in ("other", "mai", "a%00b", "%ff", "a%20b"):
         problem(shop.client.get(f"{PATH}/{name}"), 404)

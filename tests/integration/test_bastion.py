@@ -10,8 +10,9 @@ import ssl
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import asyncssh
 import pytest
 from tests.bastions import SshServer, public
+from tests.nats_cluster import Cluster, answered
 from tests.waits import await_true
 from typer.testing import CliRunner, Result
 
@@ -187,6 +189,44 @@ def test_announced_addresses_go_through_it_too(ssh: SshServer, nats_server: Embe
     assert ssh.asked == [
         ("seed.internal", 4222), ("10.9.8.7", 4300), ("second.internal", 4222),
     ]  # fmt: skip
+
+
+def test_a_cluster_behind_it_loses_its_only_seed_in_the_middle(
+    ssh: SshServer, server_dir: Path
+) -> None:
+    """The sink's `url` has the server that leads the stream; the others it knows by their INFO alone."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            Cluster(server_dir / "behind", advertise="{name}.internal:4222")
+        )
+        addresses = {name: (f"{name}.internal", 4222) for name in cluster.servers}
+        for name, server in cluster.servers.items():
+            ssh.names[addresses[name]] = ("127.0.0.1", server.port or 0)
+
+        def asks(name: str) -> JetStream:
+            return stack.enter_context(JetStream(cluster.servers[name].url, error_cb=ignore_error))
+
+        makes = asks("n0")
+        answered(partial(makes.add_stream, "FAR", "far.>", num_replicas=3), "the stream")
+        seed = cluster.leader(makes, "FAR")
+        streams = asks(next(name for name in cluster.servers if name != seed))
+        url = f"nats://{seed}.internal:4222"
+        config = NatsSinkConfig(url=url, subject="far.{table}", ack_timeout=2)
+        writer = Writer(config.behind(ssh.bastion()))
+        writer.start(batch(range(20_000)))
+        await_true(lambda: streams.info("FAR").state.messages > 500)
+        assert set(ssh.asked) == {addresses[seed]}
+        cluster.kill(seed)
+        assert writer.running, "it was over before the seed was killed"
+        assert writer.result().delivered == 20_000
+        found = [json.loads(m.data)["record"]["id"] for m in streams.messages("FAR")]
+        assert sorted(found) == list(range(20_000))
+        # Names alone, and one of another server: no address where one of them listens.
+        assert {addresses[seed]} < set(ssh.asked) <= set(addresses.values())
+
+
+async def ignore_error(_: Exception) -> None:
+    """Stand in for nats-py's logging of every try to connect to a server that we killed."""
 
 
 def test_each_seed_is_tried_through_it(ssh: SshServer, nats_server: EmbeddedNats) -> None:

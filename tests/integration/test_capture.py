@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tests.integration.capturing import Reader, capturing, of, prepare
 from tests.waits import await_true
@@ -36,7 +38,9 @@ def test_insert_update_delete(database: Database) -> None:
 
 
 def test_what_waits_is_counted_until_it_is_confirmed(database: Database) -> None:
+    began = time.monotonic()
     with capturing(database, "CREATE TABLE t (id int PRIMARY KEY)") as reader:
+        stats = reader.capture.stats
         assert reader.capture.waiting() == (0, None)
         database.execute("INSERT INTO t SELECT generate_series(1, 5)")
         await_true(lambda: reader.capture.waiting()[0] == 5)  # read, and in no chunk yet
@@ -51,13 +55,17 @@ def test_what_waits_is_counted_until_it_is_confirmed(database: Database) -> None
         database.execute("INSERT INTO t VALUES (6)")
         await_true(lambda: reader.capture.waiting()[0] == 6)
         reader.confirm()
-        assert reader.capture.stats.confirmed == 5
+        assert stats.confirmed == 5
+        assert stats.deliveries == 1
+        first_us = stats.delivery_us
+        assert 200_000 < first_us < (time.monotonic() - began) * 1e6  # it has waited for 0.2 s
         count, younger = reader.capture.waiting()
         assert (count, younger is not None and younger < age) == (1, True)
         reader.batch()
         reader.confirm()
         assert reader.capture.waiting() == (0, None)
-        assert reader.capture.stats.confirmed == 6
+        assert (stats.confirmed, stats.deliveries) == (6, 2)
+        assert first_us < stats.delivery_us < 2 * (time.monotonic() - began) * 1e6
 
 
 def test_replica_identity_full_gives_old_values(database: Database) -> None:

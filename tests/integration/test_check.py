@@ -126,7 +126,7 @@ def test_deletes_alone_of_a_kind_that_leaves_them_out(
     stream(nats, database)
     out = {"kind": "rows", "actions": ["delete"]}
     warning = only(findings(write(sinks={"out": out}), "warning"), "sink out")
-    assert "kind rows leaves them out" in warning.message
+    assert "which kind rows leaves out" in warning.message
     for sent in ({**out, "deletes": True}, {**out, "actions": ["insert", "delete"]}):
         assert findings(write(sinks={"out": sent}), "warning") == []
 

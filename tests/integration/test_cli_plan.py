@@ -247,6 +247,34 @@ def test_an_export_of_what_the_api_made_changes_nothing(
     assert "Nothing to do" in penstock("plan")
 
 
+def test_what_the_api_changes_of_a_files_entity_the_next_apply_puts_back(
+    penstock: Penstock, file: Path, store: Store, database: Database
+) -> None:
+    penstock("apply", "-y")
+    state = DesiredState(store)
+    with ApiServer(database.url, store.tokens.create("ops", "admin")) as api:
+        patch = {"filter": "record.total > 99"}
+        answers = [api.client.patch("/v1/sinks/out", json=patch).json() for _ in range(2)]
+    assert [(each["action"], each["taken_from"]) for each in answers] == [
+        ("update", "file"),
+        ("nothing", None),
+    ]
+    by = {key: entity.managed_by for key, entity in state.read().entities.items()}
+    assert by.pop(("sink", "out")) == "api"
+    assert set(by.values()) == {"file"}
+    (change,) = plan_json(penstock)["changes"]
+    assert (change["name"], change["action"], change["taken_from"]) == ("out", "update", "api")
+    assert [(f["path"], f["before"], f["after"]) for f in change["fields"]] == [
+        ("filter", "record.total > 99", "record.total > 10")
+    ]
+    shown = "~ sink out  which the api manages: the file takes it over"
+    assert shown in penstock("plan", code=2)
+    penstock("apply", "-y")
+    sink = state.read().entities["sink", "out"]
+    assert (sink.spec["filter"], sink.managed_by) == ("record.total > 10", "file")
+    assert "Nothing to do" in penstock("plan")
+
+
 def test_errors_have_exit_code_1(penstock: Penstock, file: Path) -> None:
     file.write_text(TEXT.replace("filter:", "filtre:"))
     expected = "penstock.yaml:14: sinks.out.filtre: unknown key; did you mean filter?"

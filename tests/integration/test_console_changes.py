@@ -107,7 +107,7 @@ def test_a_plan_is_refused_where_the_state_or_the_document_moved(
     assert [each["name"] for each in log(shop)] == ["other"]
 
 
-def test_deletes_ask_how_many(shop: Shop, window: Window) -> None:
+def test_what_is_lost_asks_for_a_name(shop: Shop, window: Window) -> None:
     assert shop.client.post("/v1/apply", content=DOCUMENT).status_code == 200
     window.login(shop.token)
     page = window.open("changes")
@@ -117,15 +117,23 @@ def test_deletes_ask_how_many(shop: Shop, window: Window) -> None:
     assert page.get_by_role("button", name="Apply this plan").count() == 0
     planned(page, fewer, prune=True)
     page.get_by_text("Plan: 1 to delete.").wait_for()
-    page.get_by_label("type how many entities: 1").fill("2")
+    assert "consumer mail is deleted" in page.locator(".danger ul").inner_text()
+    page.get_by_label("type the name mail").fill("1")
     window.allow(422)
     page.get_by_role("button", name="Apply this plan").click()
-    page.get_by_text("This is not 1.").wait_for()
+    page.get_by_text("This is not mail.").wait_for()
     assert shop.client.get("/v1/consumers/mail").status_code == 200
-    page.get_by_label("type how many entities: 1").fill("1")
+    page.get_by_label("type the name mail").fill("mail")
     page.get_by_role("button", name="Apply this plan").click()
     page.get_by_text("Applied: the desired state has version 2.").wait_for()
     assert shop.client.get("/v1/consumers/mail").status_code == 404
+    # An update that loses something, too.
+    page = window.open("changes")
+    planned(page, fewer.replace("source: shop}", "source: shop, retention: 1h}"))
+    page.locator(".danger li", has_text="sink clicks: the stream clicks drops what is").wait_for()
+    page.get_by_label("type the name clicks").fill("clicks")
+    page.get_by_role("button", name="Apply this plan").click()
+    page.get_by_text("Applied: the desired state has version 3.").wait_for()
 
 
 def test_a_wrong_document_is_refused_by_line_and_as_text(shop: Shop, window: Window) -> None:
@@ -144,7 +152,7 @@ def test_a_wrong_document_is_refused_by_line_and_as_text(shop: Shop, window: Win
     assert page.locator("main img").count() == 0
 
 
-def test_the_log_is_searched_and_paged_in_the_url(shop: Shop, window: Window) -> None:
+def test_the_log_is_searched_sorted_and_paged_in_the_url(shop: Shop, window: Window) -> None:
     assert shop.client.post("/v1/apply", content=credentials(60)).status_code == 200
     plain = {"metadata": {"note": f"plain {XSS}"}, "properties": {"api_key": "sk_other"}}
     assert shop.client.patch("/v1/credentials/live-07", json=plain).status_code == 200
@@ -152,11 +160,25 @@ def test_the_log_is_searched_and_paged_in_the_url(shop: Shop, window: Window) ->
     window.login(shop.token)
     page = window.open("changes")
     assert page.locator("#list tbody tr").count() == 50
-    page.get_by_role("link", name="Older").click()
-    assert page.locator("#list tbody tr").count() == 12
-    same = page.url
+    when = page.get_by_role("columnheader", name="When, UTC")
+    assert when.get_attribute("aria-sort") == "descending"
+    what = page.locator("#list tbody td:nth-child(4) b")
+    newest = what.all_inner_texts()
+    page.get_by_role("link", name="Next page").click()
+    page.locator(".paging", has_text="12 on this page").wait_for()
+    newest += what.all_inner_texts()
+    page.get_by_role("link", name="First page").click()
+    when.get_by_role("link").click()
+    page.locator("th[aria-sort=ascending]").wait_for()
+    oldest = what.all_inner_texts()
+    assert sorted(oldest) == [f"live-{n:02}" for n in range(50)]
+    page.get_by_role("link", name="Next page").click()
+    page.locator(".paging", has_text="12 on this page").wait_for()
+    same, rest = page.url, what.all_inner_texts()
+    assert oldest + rest == newest[::-1]
+    assert rest[-2:] == ["live-07"] * 2
     page.get_by_label("Search the log").fill("Credential LIVE-07")
-    page.locator(".paging", has_text="3 lines").wait_for()
+    page.locator(".paging", has_text="3 in all").wait_for()
     assert "q=Credential+LIVE-07" in page.url
     page.locator("summary", has_text="update").click()
     page.locator("details[open] pre").wait_for()
@@ -169,7 +191,7 @@ def test_the_log_is_searched_and_paged_in_the_url(shop: Shop, window: Window) ->
         window.check_fits()
         window.check_accessible()
     page.goto(same)
-    assert page.locator("#list tbody tr").count() == 12
+    assert what.all_inner_texts() == rest
     assert page.title() == "Changes · Penstock"
     assert page.locator("main img").count() == 0
     page.get_by_label("Search the log").fill("nothing like it")

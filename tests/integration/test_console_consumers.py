@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.api_help import Shop, ids, known, tokens
+from tests.api_help import Shop, ids, known, run_curl, tokens
 from tests.browser import NARROW, WIDE, Window
 
 from penstock.embedded.handles import Database
@@ -99,6 +99,16 @@ def test_what_is_out_and_what_failed(shop: Shop, window: Window) -> None:
     rows = page.locator("#state table").first.locator("tbody tr")
     assert rows.count() == 3
     assert XSS.replace('"', '\\"')[:7] in rows.filter(has_text="onerror").inner_text()
+    assert page.locator("#held").inner_text() == "In flight 3"
+    page.get_by_role("link", name="All that is in flight").click()
+    page.locator(".paging", has_text="1 to 3 of 3").wait_for()
+    page.get_by_role("link", name="Delivered").click()
+    page.locator("th[aria-sort=ascending]", has_text="Delivered").wait_for()
+    delivered = page.locator("#list tbody td:nth-child(4)").all_inner_texts()
+    assert delivered == ["1", "1", "2"]
+    page.get_by_role("searchbox").fill("onerror")
+    page.locator(".paging", has_text="1 to 1 of 1 found").wait_for()
+    window.check_accessible()
     shop.client.post(f"{path}/nack", json={**nack, "ack_tokens": tokens(again)}).raise_for_status()
     page = window.open("consumers/mail")
     page.get_by_role("heading", name="Dead letters").wait_for()
@@ -111,6 +121,16 @@ def test_what_is_out_and_what_failed(shop: Shop, window: Window) -> None:
         page.set_viewport_size({"width": width, "height": height})
         window.check_fits()
         window.check_accessible()
+    # The commands do what they are for, in a shell.
+    shop.publish("again")
+    token = shop.store.tokens.create("worker", "worker", ["mail"])
+    commands = page.locator(".copy code").all_inner_texts()
+    receive, to_ack, to_nack = (each for each in commands if each.startswith("curl"))
+    for command in (to_nack, to_ack):
+        (got,) = run_curl(receive, token)["data"]
+        assert got["record"]["id"] == "again"
+        assert run_curl(command.replace("…", got["ack_token"]), token) == {"success": True}
+    assert shop.client.get(path).json()["status"]["in_flight"] == 2
 
 
 def test_it_is_rewound(shop: Shop, window: Window) -> None:
@@ -137,6 +157,40 @@ def test_it_is_rewound(shop: Shop, window: Window) -> None:
         page.get_by_text("It goes on from there.").wait_for()
         assert drain() == expected
     window.allow(422)
+
+    def pending() -> list[Any]:
+        found = shop.client.get(f"{path}/messages").json()["data"]
+        return [each["record"]["id"] for each in found]
+
+    # What waits is skipped by its name alone.
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    *_, last = shop.publish("d", "e", "f")
+    for to, at, waiting, left in (
+        ("at", f"{last.lsn}:{last.idx}", ["d", "e", "f"], ["f"]),
+        ("new", "", ["g"], []),
+    ):
+        if to == "new":
+            shop.publish("g")
+        page = window.open("consumers/mail")
+        page.get_by_label("Go on").select_option(to)
+        page.get_by_label("Position or time").fill(at)
+        page.get_by_role("button", name="Rewind mail").click()
+        lost = page.locator(".danger ul")
+        skipped = "2 messages" if left else "1 message"
+        assert lost.inner_text() == f"consumer mail skips {skipped} that it is not done with"
+        assert pending() == waiting
+        page.get_by_label("To go on, type the name mail").fill("events")
+        page.get_by_role("button", name="Rewind mail").click()
+        page.get_by_text("This is not mail.").wait_for()
+        assert pending() == waiting
+        window.check_fits()
+        window.check_accessible()
+        page.get_by_label("To go on, type the name mail").fill("mail")
+        page.get_by_role("button", name="Rewind mail").click()
+        page.get_by_text("It goes on from there.").wait_for()
+        assert pending() == left
+        if left:
+            assert drain() == left
     for wrong in ("yesterday", "5", "2026-01-31"):
         page.get_by_label("Go on").select_option("at")
         page.get_by_label("Position or time").fill(wrong)
@@ -195,6 +249,14 @@ def test_a_nats_consumer_is_paused_and_rewound(shop: Shop, window: Window) -> No
     assert NatsConsumers(shop.store).get("copy").body()["state"] == "paused"
     page.get_by_label("Go on").select_option("new")
     page.get_by_role("button", name="Rewind copy").click()
+    page.get_by_text("consumer copy skips 2 messages that it is not done with").wait_for()
+    window.allow(422)
+    page.get_by_label("To go on, type the name copy").fill("mail")
+    page.get_by_role("button", name="Rewind copy").click()
+    page.get_by_text("This is not copy.").wait_for()
+    assert NatsConsumers(shop.store).get("copy").rewind is None
+    page.get_by_label("To go on, type the name copy").fill("copy")
+    page.get_by_role("button", name="Rewind copy").click()
     page.get_by_text("A rewind is asked for").wait_for()
     page.get_by_role("button", name="Resume").click()
     page.get_by_text("It goes on, with").wait_for()
@@ -232,11 +294,20 @@ def test_a_viewer_changes_nothing(shop: Shop, window: Window) -> None:
     assert page.get_by_role("link", name=re.compile("Edit|Delete|Rewind")).count() == 0
     window.allow(403)
     token = page.locator("meta[name=csrf]").get_attribute("content")
-    for path in ("pause", "resume", "rewind", "delete"):
+    for path in (
+        "hook/pause",
+        "hook/resume",
+        "hook/rewind",
+        "hook/delete",
+        "hook/edit",
+        "form/new",
+    ):
         answer = page.request.post(
-            f"http://{window.address}/console/consumers/hook/{path}",
-            form={"csrf": token or "", "confirm": "hook", "to": "all"},
+            f"http://{window.address}/console/consumers/{path}",
+            form={"csrf": token or "", "confirm": "hook", "to": "all", "name": "new", "do": "save",
+                  "type": "pull", "stream": "events"},
             headers={"Sec-Fetch-Site": "same-origin"},
-        )
-        assert answer.status == 403
+        )  # fmt: skip
+        assert answer.status == 403, path
+    assert shop.client.get("/v1/consumers/new").status_code == 404
     assert shop.client.get("/v1/http-consumers/hook").json()["disabled"] is None

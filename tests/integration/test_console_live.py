@@ -80,12 +80,12 @@ def test_a_part_is_sent_when_it_is_another_one(shop: Shop, session: str) -> None
         sent = events(answer)
         kind, data = next(sent)
         assert (kind, data["ids"], [*data["changed"]]) == (
-            "parts", ["state", "read"], ["state", "read"]
+            "parts", ["state", "list"], ["state", "list"]
         )  # fmt: skip
         shop.consumer("later")
         kind, data = next(sent)
-        assert (kind, data["ids"], [*data["changed"]]) == ("parts", ["state", "read"], ["read"])
-        assert "later" in data["changed"]["read"]
+        assert (kind, data["ids"], [*data["changed"]]) == ("parts", ["state", "list"], ["list"])
+        assert "later" in data["changed"]["list"]
     await_count(shop, 0)
 
 
@@ -114,7 +114,7 @@ def test_an_end_of_the_session_ends_it(shop: Shop, session: str) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        (SINK, [("reload", None)]), ("/console/overview/chart/lag", [("reload", None)]),
+        (SINK, [("reload", None)]), ("/console/overview/charts", [("reload", None)]),
         ("/console/login", [("parts", {"ids": [], "changed": {}})]), ("/", []),
         ("/console/static/console.js", [("parts", {"ids": [], "changed": {}})]),
     ],
@@ -173,14 +173,14 @@ def test_the_stream_alone_brings_what_is_new(shop: Shop, window: Window) -> None
 def test_what_is_selected_stays_until_it_is_not(shop: Shop, window: Window) -> None:
     window.login(shop.token)
     page = window.open("sinks/events")
-    for part in ("#state", "#read"):
+    for part in ("#state", "#list"):
         page.locator(part).evaluate("part => part.append('old')")
-    reader = page.locator("#read th a")
+    reader = page.locator("#list tbody th a")
     reader.evaluate("link => document.getSelection().selectAllChildren(link)")
     expect(page.locator("#state")).not_to_contain_text("old")  # the first look mends it
-    expect(page.locator("#read")).to_contain_text("old")
+    expect(page.locator("#list")).to_contain_text("old")
     page.evaluate("document.getSelection().removeAllRanges()")
-    expect(page.locator("#read")).not_to_contain_text("old")
+    expect(page.locator("#list")).not_to_contain_text("old")
 
 
 def test_one_that_is_lost_is_shown_and_found_again(shop: Shop, window: Window) -> None:
@@ -190,7 +190,7 @@ def test_one_that_is_lost_is_shown_and_found_again(shop: Shop, window: Window) -
     window.allow(503)
     page.route(page.url, lambda route: route.fulfill(status=503))
     page.clock.run_for(2_000)  # until the first look
-    expect(page.locator("#read.stale")).to_have_count(1)
+    expect(page.locator("#list.stale")).to_have_count(1)
     page.unroute(page.url)
     shop.consumer("later")
     page.clock.run_for(5_000)

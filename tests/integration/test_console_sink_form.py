@@ -92,6 +92,66 @@ def test_a_sink_is_made_step_by_step_and_changed(shop: Shop, window: Window) -> 
     page.get_by_text("The sink is changed").wait_for()
     spec = shop.client.get("/v1/sinks/paid").json()["spec"]
     assert (spec["filter"], "actions" in spec) == ("record.total > 5", False)
+    # What loses something is saved by the sink's name alone.
+    page = window.open("sinks/paid/edit")
+    page.get_by_label("Kept for").fill("1d")
+    page.get_by_label("delete", exact=True).uncheck()
+    page.get_by_role("button", name="Save").click()
+    lost = page.locator(".danger li")
+    assert lost.all_inner_texts() == [
+        "deletes no longer go to sink paid", "the stream paid drops what is older than 1d"
+    ]  # fmt: skip
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    window.check_fits()
+    window.check_accessible()
+    page.get_by_label("To go on, type the name paid").fill("events")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("This is not paid.").wait_for()
+    assert shop.client.get("/v1/sinks/paid").json()["spec"] == spec
+    # Typed for another change, it does not count.
+    page.get_by_label("To go on, type the name paid").fill("paid")
+    page.get_by_label("delete", exact=True).check()
+    page.get_by_role("button", name="Save").click()
+    assert lost.all_inner_texts() == ["the stream paid drops what is older than 1d"]
+    assert shop.client.get("/v1/sinks/paid").json()["spec"] == spec
+    page.get_by_label("To go on, type the name paid").fill("paid")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("The sink is changed").wait_for()
+    assert shop.client.get("/v1/sinks/paid").json()["spec"] == {**spec, "retention": "1d"}
+
+
+def test_sinks_of_rows_and_to_nats_are_made(shop: Shop, window: Window) -> None:
+    target = {"type": "nats", "url": "nats://nats.invalid:4222"}
+    shop.client.put("/v1/targets/hub", json=target).raise_for_status()
+    window.login(shop.token)
+    shared = {"source": "shop", "tables": ["public.orders"]}
+    for name, to, expected in (
+        ("newest", "stream", {"type": "stream", "kind": "rows", "deletes": True,
+                              "initial_backfill": True}),
+        ("copy", "nats", {"type": "nats", "url": "nats://here.invalid:4222",
+                          "subject": "shop.{table}", "create_stream": True}),
+        ("hubbed", "nats", {"type": "nats", "target": "hub"}),
+    ):  # fmt: skip
+        page = window.open(f"sinks/form/new?source=shop&to={to}&table=public.orders")
+        page.get_by_label("Name", exact=True).fill(name)
+        if "kind" in expected:
+            page.get_by_label("Messages", exact=True).first.select_option("rows")
+            page.get_by_label("Send deletes too").check()
+            page.get_by_label("Begin with the rows that the tables have").check()
+        elif "url" in expected:
+            page.get_by_label("URL of the servers").fill(str(expected["url"]))
+            page.get_by_role("textbox", name="Subject").fill(str(expected["subject"]))
+            page.get_by_label("Make the JetStream stream").check()
+        else:
+            page.get_by_label("Target").select_option("hub")
+        page.get_by_role("button", name="Make the sink").click()
+        page.get_by_text("The sink is made").wait_for()
+        assert shop.client.get(f"/v1/sinks/{name}").json()["spec"] == shared | expected
+        # Its form has all of it again, and saves it as it was.
+        page = window.open(f"sinks/{name}/edit")
+        page.get_by_role("button", name="Save").click()
+        page.get_by_text("The sink is changed").wait_for()
+        assert shop.client.get(f"/v1/sinks/{name}").json()["spec"] == shared | expected
 
 
 def test_what_another_changed_is_not_overwritten(shop: Shop, window: Window) -> None:
@@ -143,6 +203,56 @@ def test_a_consumer_is_made_and_changed_and_its_secrets_stay(shop: Shop, window:
         "secrets": [secret], "deliver_policy": "new", "max_ack_pending": 7, "allow_private": True,
         "filters": {"table": ["public.orders"], "action": ["insert"]},
     }  # fmt: skip
+
+
+def test_a_consumer_begins_where_its_form_has_it(shop: Shop, window: Window) -> None:
+    # Syncs have a stream `events` of their own.
+    shop.client.delete("/v1/sinks/events").raise_for_status()
+    shop.client.put(
+        "/v1/sinks/clicks", json={"type": "stream", "source": "shop"}
+    ).raise_for_status()
+    live = {"provider": "stripe", "properties": {"api_key": "hush"}}
+    shop.client.put("/v1/credentials/live", json=live).raise_for_status()
+    sync = {"provider": "stripe", "collections": ["customers", "invoices"], "credential": "live"}
+    shop.client.put("/v1/syncs/billing", json=sync).raise_for_status()
+    target = {"type": "nats", "url": "nats://nats.invalid:4222"}
+    shop.client.put("/v1/targets/hub", json=target).raise_for_status()
+    window.login(shop.token)
+    window.allow(422)
+    url = "nats://here.invalid:4222"
+    nats = {"type": "nats", "stream": "clicks"}
+    for name, stream, start, expected in (
+        ("bills", "records", "1h", {"type": "pull", "stream": "records", "deliver_policy": "1h",
+                                    "deletes": True,
+                                    "filters": {"collection_id": ["stripe:invoices"]}}),
+        ("copy", "clicks", "0/16C5E80", nats | {"url": url, "subject": "shop.{table}",
+                                                "create_stream": True, "start_at": "0/16C5E80"}),
+        ("later", "clicks", "2026-01-31T12:00:00Z", nats | {"target": "hub",
+                                                            "start_at": "2026-01-31T12:00:00Z"}),
+    ):  # fmt: skip
+        page = window.open(f"consumers/form/new?stream={stream}")
+        page.get_by_label("2. Where to").select_option(str(expected["type"]))
+        page.get_by_role("button", name="Next").click()
+        page.get_by_label("Name", exact=True).fill(name)
+        if "filters" in expected:
+            page.get_by_label("stripe:invoices (billing)").check()
+            page.get_by_label("Hand out deletes too").check()
+        elif "url" in expected:
+            page.get_by_label("URL of the servers").fill(url)
+            page.get_by_role("textbox", name="Subject").fill(str(expected["subject"]))
+            page.get_by_label("Make the JetStream stream").check()
+        else:
+            page.get_by_label("Target").select_option("hub")
+        page.get_by_label("Where it begins").fill("yesterday")
+        page.get_by_role("button", name="Make the consumer").click()
+        page.locator("#start-error", has_text="'yesterday' is no place").wait_for()
+        page.get_by_label("Where it begins").fill(start)
+        page.get_by_role("button", name="Make the consumer").click()
+        page.get_by_text("The consumer is made.").wait_for()
+        assert shop.client.get(f"/v1/consumers/{name}").json()["spec"] == expected
+    page = window.open("consumers/bills/edit")
+    assert page.get_by_label("stripe:invoices (billing)").is_checked()
+    assert not page.get_by_label("stripe:customers (billing)").is_checked()
 
 
 def test_a_transform_is_tried_as_it_is_typed(shop: Shop, window: Window) -> None:
@@ -257,7 +367,7 @@ def test_the_next_changes_are_taken_from_the_source(
     await_true(lambda: database.execute(slots) == [(0,)], what="the slot of the trial is dropped")
 
 
-def test_expressions_are_tried_by_spark(shop: Shop) -> None:
+def test_expressions_are_tried_by_spark(shop: Shop, window: Window) -> None:
     def tried(sink: dict[str, Any], *notes: str) -> Any:
         body = {
             "sink": {"type": "stream", "source": "shop", "tables": ["public.orders"], **sink},
@@ -273,6 +383,17 @@ def test_expressions_are_tried_by_spark(shop: Shop) -> None:
     sent, dropped = answer.json()["data"]
     assert (sent["result"], sent["out"][0]["message"]["record"]) == ("sent", {"id": 0, "n": "A"})
     assert (dropped["result"], dropped["why"]) == ("dropped", "by the filter")
+    window.login(shop.token)
+    page = window.open("sinks/form/new?source=shop&to=stream&table=public.orders")
+    page.get_by_label("Filter").fill("record.note <> 'b'")
+    page.get_by_label("Transform").select_option("sql")
+    page.get_by_label("Its code").fill("record.id, upper(record.note) as n")
+    page.get_by_label("One a line, as JSON").fill(messages("keep", "b"))
+    trial = page.locator("#trial")
+    trial.get_by_text('"n": "KEEP"').wait_for()
+    assert trial.locator(".badge").all_inner_texts() == ["sent", "dropped"]
+    page.get_by_label("Its code").fill("record.id, uper(record.note) as n")
+    trial.locator(".problem", has_text="uper").wait_for()
     problem(tried({"filter": "record.nothing = 1"}, "a"), 422, "filter")
     problem(tried({"filter": "record.note ="}, "a"), 422, "filter")
     problem(tried({"transform": {"lua": "x"}}, "a"), 422, "transform")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.api_help import ApiServer, Shop, known
+from tests.api_help import ApiServer, Shop, known, run_curl
 from tests.browser import NARROW, WIDE, Window
 from tests.waits import await_true
 
@@ -90,8 +90,12 @@ def test_a_sink_has_its_settings_and_readers(
     reader = page.get_by_role("row", name="mail")
     reader.wait_for()
     assert reader.inner_text().split() == ["mail", "ready", "pull", "3", "0"]
-    command = page.locator(".copy code").first.inner_text()
-    assert f"http://{window.address}/v1/streams/events/receive" in command
+    receive, ack, nack = page.locator(".copy code").all_inner_texts()
+    assert f"http://{window.address}/v1/streams/events/receive" in receive
+    token = shop.store.tokens.create("worker", "worker", ["events"])
+    for command in (nack, ack):
+        ack_id = run_curl(receive, token)["data"][0]["ack_id"]
+        assert run_curl(command.replace("…", ack_id), token) == {"success": True}
     reported["events"]["error"] = f"Nothing listens {XSS}"
 
     def shows_the_error() -> bool:
@@ -140,13 +144,15 @@ def test_a_viewer_changes_nothing(shop: Shop, window: Window) -> None:
     page = window.open("sinks/events")
     assert page.get_by_role("link", name="Delete").count() == 0
     token = page.locator("meta[name=csrf]").get_attribute("content")
-    answer = page.request.post(
-        f"http://{window.address}/console/sinks/events/delete",
-        form={"csrf": token or "", "confirm": "events"},
-        headers={"Sec-Fetch-Site": "same-origin"},
-    )
-    assert answer.status == 403
-    assert shop.client.get("/v1/sinks/events").status_code == 200
+    for path in ("events/delete", "events/pause", "events/resume", "events/edit", "form/new"):
+        answer = page.request.post(
+            f"http://{window.address}/console/sinks/{path}",
+            form={"csrf": token or "", "confirm": "events", "name": "new", "do": "save",
+                  "source": "shop", "to": "stream"},
+            headers={"Sec-Fetch-Site": "same-origin"},
+        )  # fmt: skip
+        assert answer.status == 403, path
+    assert [each["name"] for each in shop.client.get("/v1/sinks").json()["data"]] == ["events"]
 
 
 def test_a_sink_to_nats_is_paused_and_goes_on(

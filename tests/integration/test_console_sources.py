@@ -146,8 +146,16 @@ def test_tables_are_picked_and_their_old_values_explained(
     page.get_by_label('All of "Odd One".*').uncheck()
     assert not page.get_by_label("All of public.*").is_checked()
     press(page, "Capture these tables")
-    page.get_by_text("changes of public.* are no longer captured").wait_for()
+    page.locator(".danger li", has_text="changes of public.* are no longer captured").wait_for()
+    for width, height in (NARROW, WIDE):
+        page.set_viewport_size({"width": width, "height": height})
+        window.check_fits()
+    window.check_accessible()
+    page.get_by_label("To go on, type the name shop").fill("public.*")
+    press(page, "Do it")
+    page.get_by_text("This is not shop.").wait_for()
     assert tables_of(shop, "shop") == []
+    page.get_by_label("To go on, type the name shop").fill("shop")
     press(page, "Do it")
     page.get_by_text("The tables are changed.").wait_for()
     assert tables_of(shop, "shop") == ['"Odd One"."T.x"']
@@ -155,6 +163,8 @@ def test_tables_are_picked_and_their_old_values_explained(
     page = window.open("sources/shop/tables?q=orders")
     page.get_by_label("Capture public.orders").check()
     press(page, "Capture these tables")
+    page.get_by_text("changes of public.orders are captured from now on").wait_for()
+    assert page.locator(".danger").count() == 0  # nothing is lost
     press(page, "Do it")
     page.get_by_text("The tables are changed.").wait_for()
     assert tables_of(shop, "shop") == ['"Odd One"."T.x"', "public.orders"]
@@ -180,10 +190,24 @@ def test_slots_and_what_they_hold(shop: Shop, window: Window, database: Database
     )
     row = page.get_by_role("row", name=slot)  # by itself
     row.wait_for()
+    heads = page.locator("#slot-list thead th").all_inner_texts()
+    cells = dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=True))
+    assert "MiB" in cells["Not confirmed"]
+    assert cells["Lag"] == NONE  # nothing has read from it yet
     assert "nothing reads it" in row.inner_text()
     assert "this source's" in row.inner_text()
     assert re.search(r"[\d.]+ MiB", row.inner_text())
     await_true(lambda: "MiB" in held.inner_text(), what="the page shows the WAL that is held")
+    press(page, "Test the connection")
+    page.get_by_text("it answers").wait_for()
+    page.get_by_role("link", name="WAL held").click()  # also of the page that a form has led to
+    page.locator("th[aria-sort=ascending]", has_text="WAL held").wait_for()
+    page.get_by_role("searchbox").fill(slot.upper())
+    page.locator(".paging", has_text="1 to 1 of 1 found").wait_for()
+    page.goto(page.url)  # a link shows the same
+    page.locator(".paging", has_text="1 to 1 of 1 found").wait_for()
+    page.get_by_role("searchbox").fill("no such slot")
+    page.locator(".paging", has_text="Nothing matches").wait_for()
     page.get_by_role("link", name="Delete").click()
     page.get_by_text(f"drops the slot {slot}").wait_for()
     page.get_by_label("To go on, type the name").fill("shop")
@@ -211,6 +235,36 @@ def test_another_database_is_read_only_when_what_follows_was_seen(
         "type": "postgres", "url": "postgresql://app:hush@old.example/shop",
         "publication": "shop_changes",
     }  # fmt: skip
+    # Where something is lost, the name is asked for, and for what is lost anew where that is another.
+    page = window.open("sources/shop/edit")
+    new, name = "postgresql://app:fresh@new.example/shop", "To go on, type the name shop"
+
+    def save(url: str, typed: str = "") -> None:
+        page.get_by_label("URL").fill(url)
+        if typed:
+            page.get_by_label(name).fill(typed)
+        press(page, "Save")
+
+    save(new)
+    lost = page.locator(".danger li")
+    lost.get_by_text("the slot penstock_shop of old.example:5432/shop is dropped").wait_for()
+    assert "fresh" not in page.content()
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    window.check_fits()
+    window.check_accessible()
+    save(new, "source")
+    page.get_by_text("This is not shop.").wait_for()
+    save(new.replace("new.", "other."), "shop")
+    lost.get_by_text("reads other.example:5432/shop").wait_for()
+    assert page.get_by_label(name).input_value() == ""
+    url = database.execute("SELECT spec ->> 'url' FROM penstock.entities WHERE name = 'shop'")
+    assert url == [("postgresql://app:hush@old.example/shop",)]
+    save(new, "shop")
+    lost.get_by_text("reads new.example:5432/shop").wait_for()
+    save(new, "shop")
+    page.get_by_text("The connection is changed.").wait_for()
+    url = database.execute("SELECT spec ->> 'url' FROM penstock.entities WHERE name = 'shop'")
+    assert url == [(new,)]
 
 
 def test_a_viewer_sees_hostile_names_as_text_and_no_forms(
@@ -238,7 +292,7 @@ def test_a_viewer_sees_hostile_names_as_text_and_no_forms(
     window.allow(403)
     token = page.locator("input[name=csrf]").first.get_attribute("value")
     for path in ("sources", "sources/shop/edit", "sources/shop/tables", "sources/shop/test",
-                 "sources/shop/delete"):  # fmt: skip
+                 "sources/shop/delete", "sources/shop/host-key"):  # fmt: skip
         answer = page.request.post(
             f"http://{window.address}/console/{path}",
             form={"csrf": token or "", "name": "x", "confirm": "shop", "tables": "public.x"},

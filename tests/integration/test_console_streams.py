@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 
+import httpx
 import orjson
 import pytest
 from playwright.sync_api import Page
@@ -12,9 +14,12 @@ from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 from tests.streams_help import Change, deleted, inserted, publish, updated
 
+from penstock.core.delivery import DeadLetter
+from penstock.core.group_hash import group_hash
 from penstock.core.message import UPDATE
 from penstock.embedded.handles import Database
 from penstock.expressions import ColumnType
+from penstock.streams.nats_consumers import NatsConsumers
 
 XSS = '"><img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 COLUMNS = {"id": ColumnType("pg_catalog", "int8"), "amount": ColumnType("pg_catalog", "numeric")}
@@ -32,12 +37,52 @@ def paging(page: Page, text: str) -> None:
     page.locator("#list .paging", has_text=text).wait_for()
 
 
+def copied(page: Page, label: str) -> str:
+    """Press a button of this name, and return what it has copied."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name=label).click()
+    page.get_by_text("Copied", exact=True).first.wait_for()
+    return str(page.evaluate("() => navigator.clipboard.readText()"))
+
+
+def run(command: str, shop: Shop) -> httpx.Response:
+    """Send what a command of curl's would, as the shell takes it."""
+    shown = subprocess.run(
+        ["sh", "-c", f'curl() {{ printf "%s\\0" "$@"; }}\n{command}'],
+        env={"PENSTOCK_URL": f"http://{shop.api.address}", "PENSTOCK_TOKEN": shop.token},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    words = iter(shown.stdout.split("\0")[:-1])
+    headers: dict[str, str] = {}
+    query: dict[str, str] = {}
+    url, get = "", False
+    for word in words:
+        if word == "-H":
+            name, _, value = next(words).partition(": ")
+            headers[name] = value
+        elif word == "--data-urlencode":
+            name, _, value = next(words).partition("=")
+            query[name] = value
+        elif word == "-G":
+            get = True
+        else:
+            url = word
+    assert get == bool(query)  # else it were a POST
+    return httpx.get(url, headers=headers, params=query)
+
+
 def test_messages_are_found_by_what_is_typed(shop: Shop, window: Window) -> None:
     window.login(shop.token)
     page = window.open("streams/events")
     page.get_by_text("No message yet").wait_for()
     changes = [inserted(1, amount="5"), updated(2, amount="50"), deleted(3)]
-    publish(shop.store, shop.stream, [*changes, Change({"id": 4}, table="orders")])
+    of_4 = group_hash(b'["public","orders",[4]]')
+    later = {"commit_timestamp": "2026-01-01T00:00:05.000000Z"}
+    order = Change({"id": 4}, table="orders", group=of_4, metadata=later)
+    publish(shop.store, shop.stream, changes)
+    publish(shop.store, shop.stream, [order])
     page = window.open("streams")
     page.get_by_role("link", name="events", exact=True).click()
     rows = page.locator("#list tbody tr")
@@ -60,18 +105,29 @@ def test_messages_are_found_by_what_is_typed(shop: Shop, window: Window) -> None
     shown = rows.all_inner_texts()
     page.goto(page.url)
     assert page.locator("#list tbody tr").all_inner_texts() == shown  # a link shows the same
+    answer = run(copied(page, "Copy: curl"), shop)
+    assert answer.status_code == 200
+    assert [each["record"]["id"] for each in answer.json()["data"]] == [2]
     page.get_by_role("link", name="Clear").click()
     page.get_by_label("Action", exact=True).select_option("delete")
     paging(page, "1 found among 4 looked at")
     page.get_by_label("Action", exact=True).select_option("any")
     page.get_by_label("Table", exact=True).fill("public.orders")
+    page.get_by_label("Key in the table").fill("5")
+    paging(page, "0 found")
     page.get_by_label("Key in the table").fill("4")
-    paging(page, "0 found")  # the tests' groups are not those of keys
+    paging(page, "1 found among 1 looked at")
+    assert [text.split()[4] for text in rows.all_inner_texts()] == ["public.orders"]
     page.get_by_label("Key in the table").fill("")
     paging(page, "1 found among 4 looked at")
+    page.get_by_label("Table", exact=True).fill("")
+    paging(page, "4 found")
     page.get_by_label("From time (UTC)").fill("nonsense")
     page.get_by_text("expected a time with its offset").wait_for()
     page.get_by_label("From time (UTC)").fill("2026-01-01 00:00:01")
+    paging(page, "1 found")
+    assert [text.split()[4] for text in rows.all_inner_texts()] == ["public.orders"]
+    page.get_by_label("From time (UTC)").fill("2026-01-01 00:00:06")
     page.get_by_text("Nothing fits").wait_for()
 
 
@@ -103,11 +159,16 @@ def test_a_tail_shows_what_comes(shop: Shop, window: Window) -> None:
 
 
 def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -> None:
-    path = shop.consumer("mail", max_deliver=1)
+    consumers = [shop.consumer("mail", max_deliver=1), shop.consumer("retried", max_deliver=5)]
     change = Change({"id": 7, "name": "new", "note": XSS}, UPDATE, {"name": XSS})
     publish(shop.store, shop.stream, [change])
-    (got,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
-    shop.client.post(f"{path}/nack", json={"ack_tokens": [got["ack_token"]]})
+    NatsConsumers(shop.store).register(shop.stream, "push", {"url": "nats://127.0.0.1:1"}, "all")
+    for path in consumers:
+        (got,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
+        nack = {"ack_tokens": [got["ack_token"]], "reason": f"full {XSS}", "delay_ms": 60_000}
+        assert shop.client.post(f"{path}/nack", json=nack).status_code == 200
+    key = got["metadata"]["idempotency_key"]
+    shop.store.letters.add("out", [DeadLetter(key, "s", "too_large", "2 MiB", "{}")])
     window.login(shop.token)
     page = window.open("streams/events")
     page.locator("#list tbody th a").click()
@@ -120,14 +181,24 @@ def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -
     mail = page.get_by_role("row", name=re.compile("^mail"))
     assert "dead letter" in mail.inner_text()
     assert "max_deliver" in mail.inner_text()
-    curl = page.locator(".copy code", has_text="curl -H").inner_text()
-    assert re.search(r'"\$PENSTOCK_URL/v1/streams/events/messages/\d+:0"$', curl)
+    cells = page.get_by_role("row", name=re.compile("^retried")).locator("td").all_inner_texts()
+    assert cells[:2] == ["waits for its retry", "1"]
+    assert cells[2].startswith("20")  # when
+    assert cells[3].endswith(f"full {XSS}")
+    assert "waits" in page.get_by_role("row", name=re.compile("^push nats")).inner_text()
+    out = page.get_by_role("row", name=re.compile("^out sink")).inner_text()
+    assert "dead letter" in out
+    assert "too_large: 2 MiB" in out
     assert page.title().startswith("Message ")
     assert page.locator("main img").count() == 0
     for width, height in (NARROW, WIDE):
         page.set_viewport_size({"width": width, "height": height})
         window.check_fits()
     window.check_accessible()
+    answer = run(copied(page, "Copy: curl"), shop)
+    assert answer.status_code == 200
+    (message,) = answer.json()["messages"]
+    assert message["record"] == change.record
     mail.get_by_role("link", name="max_deliver").click()
     page.get_by_role("heading", name="Dead letter").first.wait_for()
 

@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 from psycopg.types.json import Jsonb
 from tests.api_help import Shop, known
 from tests.browser import NARROW, WIDE, Window
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
+from penstock.api.console.render import time
+from penstock.desired.state import DesiredState
 from penstock.syncs.controls import SyncControls
 
 XSS = '"><img src=x onerror="document.title=1"><script>document.title="owned"</script>'
@@ -67,20 +70,25 @@ def test_a_sync_is_seen_and_asked_of(shop: Shop, window: Window, sync: uuid.UUID
     page = window.open("syncs")
     row = page.get_by_role("region", name="Syncs").get_by_role("row", name="billing")
     assert "starting" in row.inner_text()
-    report(shop, sync, "customers")
-    began = reading(2_000)
+    soon, later = at(4), at(30)
+    report(shop, sync, "customers", next_run=later)
+    began = {**reading(2_000), "next_run": soon}
     report(shop, sync, "invoices", **began)
     row.get_by_text("20 %").wait_for()  # by itself
     assert "8,200" in row.inner_text()
+    assert row.locator("td").nth(7).inner_text() == time(soon)  # that of the first
     row.get_by_role("link", name="billing").click()
+    next_run = page.locator(".facts div", has_text="Next run").locator("dd")
+    assert next_run.inner_text() == time(soon)
     first = page.get_by_role("row", name="stripe:customers")
     assert "polling" in first.inner_text()
     assert "4,000" in first.inner_text()
+    assert time(later) in first.inner_text()
     second = page.get_by_role("row", name="stripe:invoices")
     second.get_by_text("2,000 read, 20 %").wait_for()
     second.get_by_text("min left").wait_for()
-    later = {**began, "backfill": {**began["backfill"], "read": 5_000, "share": 0.5}}
-    report(shop, sync, "invoices", **later)
+    more = {**began, "backfill": {**began["backfill"], "read": 5_000, "share": 0.5}}
+    report(shop, sync, "invoices", **more)
     second.get_by_text("a second").wait_for()
     bar = page.get_by_role("progressbar", name="Backfill of stripe:invoices")
     assert bar.get_attribute("value") == "0.5"
@@ -99,6 +107,32 @@ def test_a_sync_is_seen_and_asked_of(shop: Shop, window: Window, sync: uuid.UUID
     page.get_by_role("button", name="Resume").click()
     page.get_by_text("It goes on within seconds.").wait_for()
     assert SyncControls(shop.store).paused() == set()
+
+
+def test_a_sync_is_the_same_on_the_overview(
+    shop: Shop, window: Window, sync: uuid.UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.login(shop.token)
+
+    def is_everywhere(level: str) -> None:
+        for path in ("overview", "syncs", "syncs/billing"):
+            page = window.open(path)
+            of = page.get_by_role("region", name="Syncs").get_by_role("row", name="billing")
+            place = page.locator(".facts") if path == "syncs/billing" else of
+            expect(place.locator(".badge")).to_have_text(level)
+
+    is_everywhere("starting")
+    DesiredState(shop.store).refuse("sync", "billing", f"no such provider {XSS}")
+    is_everywhere("degraded")
+    window.page.get_by_text("no such provider").wait_for()
+    look = shop.api.app.status._look
+
+    async def of_a_run() -> dict[str, Any]:
+        return {**await look(), "parts": {"sync billing": "ready"}}
+
+    monkeypatch.setattr(shop.api.app.status, "_look", of_a_run)
+    expect(window.page.locator(".facts .badge")).to_have_text("ready")  # once the look is a new one
+    is_everywhere("ready")
 
 
 def test_deletes_that_a_sync_asks_for_need_its_name(
@@ -152,7 +186,7 @@ def test_credentials_show_health_and_budget_and_are_checked(
         for name, key in (("good", "good"), ("bad", "never_shown")):
             put(shop, f"/v1/credentials/{name}", {"provider": "crm", "properties": {"key": key}})
         window.login(shop.token)
-        page = window.open("syncs")
+        page = window.open("credentials")
         of = page.get_by_role("region", name="Credentials")
         live = of.get_by_role("row", name="live").inner_text()
         assert "degraded" in live
@@ -172,7 +206,7 @@ def test_credentials_show_health_and_budget_and_are_checked(
             page.set_viewport_size({"width": width, "height": height})
             window.check_fits()
             window.check_accessible()
-    assert page.title() == "Syncs · Penstock"
+    assert page.title() == "Credentials · Penstock"
     assert page.locator("main img").count() == 0
 
 
@@ -180,6 +214,8 @@ def test_without_syncs_it_shows_what_to_do_first(shop: Shop, window: Window) -> 
     window.login(shop.token)
     page = window.open("syncs")
     page.get_by_text("No sync yet").wait_for()
+    window.check_accessible()
+    page.get_by_role("link", name="Credentials").click()
     page.get_by_text("No credential yet").wait_for()
     window.check_accessible()
     window.allow(404)
@@ -191,16 +227,16 @@ def test_a_viewer_asks_for_nothing(shop: Shop, window: Window, sync: uuid.UUID) 
     viewer = shop.store.tokens.create("viewer", "viewer")
     known(shop.api.as_bearer(viewer)).close()
     window.login(viewer)
-    for path in ("syncs", "syncs/billing"):
+    for path in ("syncs", "syncs/billing", "credentials"):
         page = window.open(path)
         page.get_by_text("stripe").first.wait_for()
         assert set(page.get_by_role("button").all_inner_texts()) <= {"Log out", "Search"}
     window.allow(403)
     token = page.locator("input[name=csrf]").first.get_attribute("value")
-    for path in ("billing/run", "billing/backfill", "billing/pause", "billing/resume",
-                 "credentials/live/check"):  # fmt: skip
+    for path in ("syncs/billing/run", "syncs/billing/backfill", "syncs/billing/pause",
+                 "syncs/billing/resume", "credentials/live/check"):  # fmt: skip
         answer = page.request.post(
-            f"http://{window.address}/console/syncs/{path}",
+            f"http://{window.address}/console/{path}",
             form={"csrf": token or ""},
             headers={"Sec-Fetch-Site": "same-origin"},
         )

@@ -12,7 +12,16 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
-from tests.consumers_help import ids, run, serving, tokens, until_waiting, workers
+from psycopg import sql
+from tests.consumers_help import (
+    ids,
+    run,
+    serving,
+    tokens,
+    until_blocked,
+    until_waiting,
+    workers,
+)
 from tests.streams_help import Change, deleted, inserted, make_stream, publish, updated
 
 from penstock.core.message import Position
@@ -32,6 +41,7 @@ from penstock.streams.consumers.types import (
     UnknownDeadLetter,
     UnknownStream,
 )
+from penstock.streams.names import consumer_table
 from penstock.streams.records import StreamRecord, commit_position
 from penstock.streams.store import Store
 
@@ -254,6 +264,27 @@ def test_one_too_many_to_wait(store: Store, stream: StreamRecord) -> None:
             publish(store, stream, [inserted(1), inserted(2)])
             got = [id_ for task in waiting for id_ in ids((await task).deliveries)]
             assert sorted(got) == [1, 2]
+
+    run(work)
+
+
+def test_a_poll_that_does_not_wait_takes_a_place_while_it_is_served(
+    store: Store, stream: StreamRecord
+) -> None:
+    async def work() -> None:
+        publish(store, stream, [inserted(1), inserted(2), inserted(3)])
+        async with workers(store, max_waiting=1) as consumer:
+            assert ids((await consumer.receive(1, 0.0)).deliveries) == [1]
+            with psycopg.connect(store.url) as locking:
+                log = consumer_table(consumer.info.id)
+                locking.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(log))
+                served = asyncio.create_task(consumer.receive(1, 0.0))
+                await until_blocked(store)  # it has found its message, and waits to write its step
+                with pytest.raises(TooManyWaiting, match="1 receives wait"):
+                    await consumer.receive(1, 0.0)
+                assert not served.done()
+            assert ids((await served).deliveries) == [2]
+            assert ids((await consumer.receive(1, 0.0)).deliveries) == [3]
 
     run(work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from tests.waits import Later, await_true
 
 from penstock.config.settings import Config
+from penstock.config.sinks import StreamSinkSettings
 from penstock.core.errors import CaptureError, ConfigError, StoreError
 from penstock.desired import feed as feed_module
 from penstock.desired.consumers import register
@@ -19,6 +21,7 @@ from penstock.desired.feed import Feed
 from penstock.desired.from_file import apply_file
 from penstock.desired.removals import finish, pending
 from penstock.desired.state import DesiredState, StateMoved
+from penstock.desired.streams import register as register_streams
 from penstock.embedded.handles import Database
 from penstock.streams.consumers.registry import Consumers
 from penstock.streams.consumers.types import ConsumerSpec
@@ -44,6 +47,12 @@ def make_stream(store: Store) -> None:
 
 def served(store: Store) -> dict[str, object]:
     return {c.name: c.settings for c in store.consumers() if not c.own}
+
+
+def kept(store: Store) -> tuple[object, ...]:
+    """Return the retention of the stream, and the settings of its own consumer."""
+    (own,) = (consumer.settings for consumer in store.consumers() if consumer.own)
+    return store.streams()[0].retention, own
 
 
 def test_changes_are_versioned_audited_and_masked(store: Store) -> None:
@@ -84,6 +93,28 @@ def test_changes_are_versioned_audited_and_masked(store: Store) -> None:
     again = state.write([Change("sink", "orders", None, STREAM)], by="ann", door="api")
     assert ("sink", "orders") not in gone.entities
     assert again.entities["sink", "orders"].id != orders.id
+
+
+def test_a_stream_has_at_once_what_its_sink_says_of_it(store: Store) -> None:
+    state = DesiredState(store, {})
+    state.write(shop(), by="ann", door="api")
+    make_stream(store)
+
+    def change(**settings: object) -> tuple[object, ...]:
+        sink = {**STREAM, **settings}
+        state.write([Change("sink", "orders", None, sink)], by="ann", door="api")
+        return kept(store)
+
+    assert change(retention="1d", ack_wait_ms=5) == (timedelta(days=1), {"ack_wait_ms": 5})
+    assert change(max_deliver=2) == (timedelta(days=7), {"max_deliver": 2})
+    # What another process has variables for is set by that one.
+    assert change(retention="${KEEP}", ack_wait_ms=5) == (timedelta(days=7), {"max_deliver": 2})
+    register_streams(
+        store, {"orders": StreamSinkSettings(type="stream", source="shop", max_waiting=3)}
+    )
+    assert kept(store) == (timedelta(days=7), {"max_waiting": 3})
+    # A run makes one of another kind anew.
+    assert change(kind="rows", ack_wait_ms=5) == (timedelta(days=7), {"max_waiting": 3})
 
 
 def test_consumers_are_served_once_their_stream_is_there(store: Store) -> None:
@@ -209,6 +240,11 @@ def test_a_file_is_applied_and_then_nothing_differs(store: Store, tmp_path: Path
     shorter = file.read_text().replace(", more: {type: stream, source: shop}", "")
     file.write_text(shorter)
     assert apply_file(store, file, environ) == first  # nothing is deleted by that
+    make_stream(store)
+    file.write_text(shorter.replace("source: shop}", "source: shop, kind: rows}"))
+    with pytest.raises(ConfigError, match="kind: the stream orders of the store has the kind"):
+        apply_file(store, file, environ)
+    assert DesiredState(store, {}).read() == first
     file.write_text(shorter.replace("stream: orders", "stream: other"))
     with pytest.raises(ConfigError, match=r":3: consumers\.a\.stream: there is no stream 'other'"):
         apply_file(store, file, environ)

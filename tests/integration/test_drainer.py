@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from queue import SimpleQueue
 from typing import Any
 
@@ -56,6 +56,8 @@ class Target:
     def write(self, batch: pa.RecordBatch, patience: float | None = None) -> Written:
         keys = batch.column("idempotency_key").to_pylist()
         written = Written()
+        if self.away is not None:
+            raise Unfinished(self.away, batch, written)
         for number, key in enumerate(keys):
             if len(self.got) == self.fails_at:
                 self.fails_at = None
@@ -193,6 +195,22 @@ def test_it_ends_where_the_store_hangs(store: Store, database: Database) -> None
             assert not any(t.name.startswith("drain") for t in threading.enumerate())
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_it_reports_when_the_oldest_message_was_committed_that_waits(store: Store) -> None:
+    target = Target()
+    target.away = ERROR
+    with draining(store, target) as it:
+        it.spill(0, 10)
+        it.done(10)
+        it.drainer.start()
+        while (report := it.reports.get(timeout=60)).get("oldest") is None:
+            assert report.get("state", "behind") == "behind"
+        assert report["oldest"] == datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+        target.away = None
+        while (report := it.reports.get(timeout=60)).get("state") != "attached":
+            pass
+        assert report["oldest"] is None
 
 
 def test_a_sink_that_gets_no_messages_is_looked_at_all_the_same(store: Store) -> None:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from json import JSONDecodeError
 from typing import Any
 
 import httpx
@@ -62,7 +63,7 @@ class Scraped:
         """Whether rates can be computed."""
         try:
             return bool(self.query("rate(penstock_captured_messages_total[1m])"))
-        except httpx.TransportError:
+        except (httpx.TransportError, JSONDecodeError):  # while it starts it answers in plain text
             return False
 
 

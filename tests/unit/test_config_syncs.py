@@ -271,6 +271,9 @@ def test_a_provider_shows_placeholders_and_no_secret() -> None:
     assert shown["headers"] == {"X-Key": "***", "X-Other": "{key}", "X-Third": "***"}
     assert shown["auth"] == {**spec["auth"], "client_secret": "***"}
     assert shown["collections"]["a"]["params"] == {"access_token": "***", "properties": "a,b"}
+    for key, auth in (("hush", "***"), ("Key hush-{key}", "***"), ("{key}", "{key}")):
+        shown = masked("provider", {**spec, "auth": {"type": "api_key", "api_key": key}})
+        assert shown["auth"]["api_key"] == auth
 
 
 def test_a_manifest_of_airbyte(tmp_path: Path) -> None:

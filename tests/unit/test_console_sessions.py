@@ -66,7 +66,10 @@ def test_templates_escape_whatever_their_names() -> None:
 
 
 def status(delivered: int, **sources: int) -> dict[str, Any]:
-    of = {name: {"captured": n, "oldest_waiting_seconds": 1.5} for name, n in sources.items()}
+    of = {
+        name: {"captured": n, "oldest_waiting_seconds": 1.5, "deliveries": n // 10,
+               "delivery_seconds": n / 40} for name, n in sources.items()
+    }  # fmt: skip
     sink = {"delivered": delivered, "backlog": 3}
     return {"sinks": {"a": sink}, "nats_consumers": {}, "sources": of,
             "consumers": {"c": {"lag_messages": 4, "lag_seconds": 2.0}}}  # fmt: skip
@@ -81,10 +84,14 @@ def test_the_hour_has_rates_and_gauges_and_a_bound() -> None:
         "at": [1000.0, 1005.0, 1010.0],
         "captured_per_second": [None, 2.0, 2.0],
         "delivered_per_second": [None, 10.0, None],
+        "latency_seconds": [None, 0.25, 0.25],
         "lag_messages": [7, 7, 7],
         "lag_seconds": [2.0, 2.0, 2.0],
         "waiting_seconds": [1.5, 1.5, 1.5],
     }
+    history.note(status(0, shop=220), 1015.0)
+    history.note(status(0, shop=100), 1020.0)
+    assert history.as_json()["latency_seconds"][3:] == [None, None]  # nothing new; it began anew
     for i in range(SAMPLES + 5):
         history.note(status(i), 2000.0 + i)
     assert {len(values) for values in history.as_json().values()} == {SAMPLES}

@@ -100,6 +100,52 @@ def test_changes_say_what_follows(after: Specs, expected: str) -> None:
     assert any(expected in word for word in words(after)), words(after)
 
 
+@pytest.mark.parametrize(
+    ("after", "lost"),
+    [
+        ({("source", "shop"): SHOP, ("sink", "orders"): STREAM, ("sink", "out"): NATS}, 2),
+        (changed(("source", "shop"), slot="s2"), 1),
+        (changed(("source", "shop"), url="postgres://app:pw@db2/shop"), 1),
+        (changed(("source", "shop"), url="postgres://app:new@db/shop"), 0),
+        (changed(("source", "shop"), tables=["public.a", "x.*"]), 1),
+        (changed(("source", "shop"), tables=["public.*", "x.*"]), 0),
+        (changed(("sink", "orders"), retention="1d"), 1),
+        (changed(("sink", "orders"), retention="168h"), 0),
+        (changed(("sink", "orders"), retention="8d"), 0),
+        (changed(("sink", "orders"), tables=["public.a"], actions=["insert", "delete"]), 2),
+        (changed(("sink", "orders"), actions=["insert", "update", "delete", "truncate"]), 0),
+        (changed(("sink", "out"), filter="action = 'insert'"), 0),
+        (changed(("sink", "out"), type="stream"), 1),
+        (changed(("sink", "two"), **STREAM) | {("consumer", "a"): {"stream": "two"}}, 2),
+        (changed(("consumer", "a"), type="nats"), 2),
+        (changed(("consumer", "a"), filters={"action": ["insert"]}), 0),
+    ],
+)  # fmt: skip
+def test_what_is_lost_is_marked(after: Specs, lost: int) -> None:
+    changes = planned(after).changes
+    losses = [loss for change in changes for loss in change.losses]
+    assert len(losses) == lost, losses
+    assert all(set(change.losses) <= set(change.consequences) for change in changes)
+
+
+def test_a_pattern_covers_the_tables_that_were_named() -> None:
+    def lost(kind: str, had: list[str], has: list[str]) -> list[str]:
+        key = (kind, "shop" if kind == "source" else "orders")
+        before = {**STATE, key: {**STATE[key], "tables": had}}
+        after = {**STATE, key: {**STATE[key], "tables": has}}
+        return [loss for change in planned(after, before).changes for loss in change.losses]
+
+    for kind in ("source", "sink"):
+        assert lost(kind, ["public.a", "public.b"], ["public.*"]) == []
+        assert "${T}" in lost(kind, ["public.a", "${T}"], ["public.A"])[0]
+    assert lost("source", ["public.*"], ["public.a"]) == [
+        "changes of public.* are no longer captured"
+    ]
+    assert lost("sink", ["public.a", "public.b"], ["public.b"]) == [
+        "changes of public.a no longer go to sink orders"
+    ]
+
+
 def test_what_the_store_forbids_is_refused() -> None:
     without_a = {key: spec for key, spec in STATE.items() if key != ("consumer", "a")}
     with pytest.raises(ConfigError, match="orders of the store has the kind 'changes', not 'rows'"):
@@ -121,6 +167,12 @@ def test_changes_of_a_nats_consumer_say_what_follows() -> None:
     ]
     assert of(deliver_policy="new") == [
         "consumer m stays where it is: its start counts when one is made"
+    ]
+    moved = {("sink", "two"): {**STREAM, "source": "new"}, ("source", "new"): {**SHOP, "slot": "s"}}
+    made_anew = {**before, **moved, key: {**MAIL, "stream": "two"}}
+    assert words(made_anew, {**before, **moved}) == [
+        "consumer m is made anew and publishes what the stream two holds, from its beginning, then what"
+        " it gets"
     ]
     assert words(STATE, before) == [
         "consumer m publishes no more; what was not yet is in its stream still"

@@ -93,7 +93,8 @@ def test_the_time_of_what_is_confirmed() -> None:
         progress.begin(lsn)
         progress.commit(lsn, 0, lsn + 4, time)
     assert progress.flush_time == 0
-    progress.confirm(Position(20, 0))
+    assert progress.confirm(Position(20, 0)) == (2, 1000)
+    assert progress.confirm(Position(20, 0)) == (0, 0)
     assert (progress.flush_lsn, progress.flush_time) == (24, 500)
     progress.confirm(Position(30, 0))
     assert (progress.flush_lsn, progress.flush_time) == (34, 900)

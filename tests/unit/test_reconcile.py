@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from penstock.config.settings import Config
 from penstock.runtime.reconcile import Changes, changes, reads_alike, runs_alike, without
 
@@ -43,6 +45,23 @@ def test_only_the_source_of_a_sink_is_changed() -> None:
 
 def test_consumers_change_no_run() -> None:
     assert not changes(config(), config(consumers={"mail": {"stream": "orders"}}))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"retention": "1d"}, {"ack_wait_ms": 5}, {"max_waiting": 3}, {"max_deliver": 2}]
+)
+def test_what_is_a_streams_own_changes_no_run(setting: dict[str, Any]) -> None:
+    assert not changes(config(), config(orders={**STREAM, **setting}, items=STOCK))
+
+
+def test_deletes_change_the_run_of_a_sink_that_sends_them() -> None:
+    nats = {"type": "nats", "source": "shop", "url": "nats://n", "kind": "rows"}
+    rows = {**STREAM, "kind": "rows"}
+    had = config(orders=rows, out=nats)
+    assert not changes(had, config(orders={**rows, "deletes": True}, out=nats))
+    assert changes(had, config(orders=rows, out={**nats, "deletes": True})) == Changes(
+        changes=("shop",)
+    )
 
 
 def test_a_nats_consumer_changes_the_run_of_its_streams_source_alone() -> None:

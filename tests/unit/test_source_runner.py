@@ -208,7 +208,7 @@ def test_a_change_that_can_not_be_taken_in_is_tried_again_soon(
         if len(tries) == 1:
             raise StoreError("store_unavailable", "The store is away.")
 
-    monkeypatch.setattr(runners, "_register_consumers", register)
+    monkeypatch.setattr(runners, "_register", register)
     monkeypatch.setattr(runners_module, "_TICK_SECONDS", 0.01)
     runners._follow()
     assert tries == [config, config]

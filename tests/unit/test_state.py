@@ -61,6 +61,39 @@ def test_a_sink_that_falls_behind_and_comes_back(state: RunState) -> None:
     assert metric(state, "sink_up", sink="jetstream") == 1
 
 
+def test_the_lag_of_a_sink_is_the_age_of_its_oldest_message(
+    state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_800_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def lag() -> dict[str, float]:
+        return {name: sink["lag_seconds"] for name, sink in state.as_json()["sinks"].items()}
+
+    state.update({"capture": "shop", "waiting": 3, "waited": 2.0})
+    assert lag() == {"jetstream": 2.0, "events": 2.0}  # both take what the source has
+    state.update(behind("behind", 7))
+    now += 30
+    assert lag()["jetstream"] == 30  # since it fell behind: none of them was read yet
+    state.update({**behind("behind", 7), "oldest": now - 12.5})
+    assert lag()["jetstream"] == 12.5
+    state.update({**behind("behind", 0), "oldest": now - 12.5})
+    assert lag()["jetstream"] == 0
+    state.update(behind("attached", 0))
+    assert lag()["jetstream"] == 32.0
+
+
+def test_the_latency_of_what_a_source_has_delivered(state: RunState) -> None:
+    def shown() -> tuple[int, float]:
+        source = state.as_json()["sources"]["shop"]
+        return source["deliveries"], source["delivery_seconds"]
+
+    state.update({"capture": "shop", "life": "a", "deliveries": 4, "delivery_us": 10_000})
+    assert shown() == (4, 0.01)
+    state.update({"capture": "shop", "life": "b", "deliveries": 1, "delivery_us": 5_000})
+    assert shown() == (5, 0.015)  # goes on where a query is started again
+
+
 def test_a_stream_has_a_head_and_no_backlog(state: RunState) -> None:
     assert state.as_json()["sinks"]["events"]["head"] is None
     state.update({"capture": "shop", "done": [0x16B3748, 3]})

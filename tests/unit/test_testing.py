@@ -486,6 +486,10 @@ def test_consumers_are_managed_over_http() -> None:
             http.patch("/http-consumers/late", json={"max_deliver": 5}).json()["max_deliver"] == 5
         )
         assert len(http.get("/http-consumers/late/next").json()["data"]) == 1
+        would = http.post("/http-consumers/late/rewind?dry_run=true", json={"to": "new"}).json()
+        assert would["losses"] == ["consumer late skips 1 message that it is not done with"]
+        would = http.post("/http-consumers/late/rewind?dry_run=true", json={"to": "all"}).json()
+        assert would["consequences"] == ["consumer late delivers 2 messages again"]
         assert http.post("/http-consumers/late/rewind", json={"to": "all"}).is_success
         got = http.get("/http-consumers/late/next?batch_size=5").json()["data"]
         assert [m["record"]["id"] for m in got] == [1, 2]

@@ -100,6 +100,14 @@ class ReceivedIds(_Received):
     data: list[_Identified]
 
 
+class DryRun(BaseModel):
+    """Whether a change is only looked at."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = Field(False, description="Only show what would be done.")
+
+
 class Success(BaseModel):
     """All was done."""
 
@@ -255,6 +263,14 @@ class Rewind(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     to: Literal["all", "new"] | PositionBody | Annotated[AwareDatetime, BeforeValidator(iso_time)]
+
+
+class RewindEffectBody(BaseModel):
+    """What a rewind would do, in words."""
+
+    consequences: list[str]
+    losses: list[str] = Field(description="Those of them by which messages are skipped.")
+    dry_run: Literal[True]
 
 
 def consumer_body(info: ConsumerInfo, facts: ConsumerFacts | None) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _GRACE: Final = 15.0
 """Seconds after its time for which a look is returned while the next one is under way."""
 _GAUGES: Final = ("lag_messages", "lag_seconds", "waiting_seconds")
 _COUNTERS: Final = ("captured", "delivered")
+_LATENCY: Final = "latency_seconds"
 
 log = structlog.get_logger("penstock.api")
 
@@ -47,10 +48,11 @@ class History:
     series: dict[str, deque[float | None]] = field(
         default_factory=lambda: {
             name: deque(maxlen=SAMPLES)
-            for name in (*(f"{each}_per_second" for each in _COUNTERS), *_GAUGES)
+            for name in (*(f"{each}_per_second" for each in _COUNTERS), _LATENCY, *_GAUGES)
         }
     )
     _last: tuple[float, dict[str, int]] | None = None
+    _delivered: tuple[int, float] | None = None
 
     def note(self, status: Mapping[str, Any], now: float) -> None:
         """Add a sample of a status."""
@@ -70,6 +72,7 @@ class History:
                 else None
             )
             self.series[f"{name}_per_second"].append(rate)
+        self.series[_LATENCY].append(self._latency(status))
         consumers = status.get("consumers", {}).values()
         waiting = [each["oldest_waiting_seconds"] for each in sources]
         self.series["lag_messages"].append(
@@ -79,6 +82,16 @@ class History:
         self.series["lag_seconds"].append(max((c["lag_seconds"] for c in consumers), default=0.0))
         self.series["waiting_seconds"].append(max(waiting, default=0.0))
         self.at.append(now)
+
+    def _latency(self, status: Mapping[str, Any]) -> float | None:
+        """Return the mean latency of what was delivered since the sample before; None: nothing was."""
+        sources = status["sources"].values()
+        count: int = sum(each["deliveries"] for each in sources)
+        seconds: float = sum(each["delivery_seconds"] for each in sources)
+        before, self._delivered = self._delivered, (count, seconds)
+        if before is None or count <= before[0] or seconds < before[1]:
+            return None
+        return round((seconds - before[1]) / (count - before[0]), 6)
 
     def as_json(self) -> dict[str, Any]:
         """Return the samples as `/v1/status/history` has them."""

@@ -92,7 +92,9 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
             if not isinstance(sink, NatsSinkSettings):
                 continue
             if sink.kind == "rows" and sink.actions == ("delete",) and not sink.deletes:
-                message = "it takes deletes alone, and kind rows leaves them out: it sends backfills alone"
+                message = (
+                    "it takes deletes alone, which kind rows leaves out: it sends backfills alone"
+                )
                 fix = "set `deletes: true`, or name more in `actions`"
                 yield Finding("warning", f"sink {sink_name}", message, fix)
             for finding in inspect_nats(name, sink, tables, sink_name):

@@ -16,7 +16,7 @@ from penstock.core.redact import MASK, redact_url
 from penstock.core.text import Path, nearest
 
 SECRET_KEY: Final = re.compile(
-    r"password|passwd|token|secret|nkey_seed|access.?key|private_key$|^headers$", re.I
+    r"password|passwd|token|secret|nkey_seed|access.?key|api.?key|private_key$|^headers$", re.I
 )
 _IN_QUOTES: Final = {
     "int_type": r"-?\d+", "float_type": r"-?\d+(\.\d+)?", "bool_type": "true|false|yes|no|on|off",

@@ -32,7 +32,7 @@ from penstock.core.tables import TablePattern
 Action = Literal["insert", "update", "delete", "truncate"]
 
 _NO_PATH: Final = re.compile(r"[\x00-\x20\x7f?#\\]")
-_RETENTION: Final = timedelta(days=7)
+RETENTION: Final = timedelta(days=7)
 
 
 class SinkSettings(StrictModel):
@@ -176,7 +176,7 @@ class StreamSinkSettings(SinkSettings):
     """A stream of the store, called like the sink."""
 
     type: Literal["stream"]
-    retention: Duration | None = Field(_RETENTION, validate_default=True)
+    retention: Duration | None = Field(RETENTION, validate_default=True)
     """How long messages are kept; None for kind rows, which keeps the newest of each row."""
     ack_wait_ms: Annotated[Whole, Field(ge=1, le=86_400_000)] | None = None
     """This setting of the stream's own group, as are those below; without it, its default."""
@@ -204,7 +204,7 @@ class StreamSinkSettings(SinkSettings):
     @classmethod
     def _check_retention(cls, value: Any, info: ValidationInfo) -> Any:
         if info.data.get("kind") == "rows":
-            if value is not None and value is not _RETENTION:
+            if value is not None and value is not RETENTION:
                 raise ValueError("kind rows keeps the newest of each row for ever: remove it")
             return None
         if value is None:

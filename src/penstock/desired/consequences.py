@@ -9,11 +9,15 @@ from typing import Any, Final
 import psycopg
 
 from penstock.config.document import Spec
+from penstock.config.durations import parse, shown
 from penstock.config.models import type_of
+from penstock.config.sinks import RETENTION
 from penstock.config.sources import slot_name
 from penstock.config.yaml_lines import Document, filled
 from penstock.core.connect import address
 from penstock.core.errors import ConfigError
+from penstock.core.message import DEFAULT_ACTIONS
+from penstock.core.tables import TablePattern
 from penstock.desired import consumers
 from penstock.desired.entities import Change
 from penstock.desired.facts import Facts, facts_of, messages
@@ -31,6 +35,12 @@ _AT_NEXT_ROUND: Final[tuple[str, ...]] = (
 )
 
 
+class _Loss(str):
+    """A consequence by which something is lost: what is stored or waits, or what would be captured."""
+
+    __slots__ = ()
+
+
 def with_consequences(store: Store, plan: Plan, environ: Mapping[str, str]) -> Plan:
     """Return a plan with the consequences of its changes.
 
@@ -45,6 +55,11 @@ def with_consequences(store: Store, plan: Plan, environ: Mapping[str, str]) -> P
     return with_facts(plan, facts_of(store, dropped), environ)
 
 
+def refuse_impossible(store: Store, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a change can't be made beside what the store has, and `StoreError`."""
+    with_facts(plan, facts_of(store, ()), environ)
+
+
 def with_facts(plan: Plan, facts: Facts, environ: Mapping[str, str]) -> Plan:
     """Return the same for facts that are known."""
     new_sources = {
@@ -55,8 +70,9 @@ def with_facts(plan: Plan, facts: Facts, environ: Mapping[str, str]) -> Plan:
     problems: list[str] = []
 
     def explained(planned: PlannedChange) -> PlannedChange:
-        words = _Words(planned, facts, new_sources, environ, problems.append)
-        return dataclasses.replace(planned, consequences=tuple(words.all()))
+        words = tuple(_Words(planned, facts, new_sources, environ, problems.append).all())
+        losses = tuple(str(word) for word in words if isinstance(word, _Loss))
+        return dataclasses.replace(planned, consequences=tuple(map(str, words)), losses=losses)
 
     changes = tuple(map(explained, plan.changes))
     kept = tuple(map(explained, plan.kept))
@@ -124,22 +140,22 @@ class _Words:
         old, new = self.slot(before), self.slot(after)
         where = [self.address(spec) for spec in (before, after)]
         if where[0] != where[1]:
-            yield (
+            yield _Loss(
                 f"source {self.name} reads {where[1] or 'another database'}: the slot {new} there, "
                 f"where it is new, begins at its present end; {self.former_slot(old, where[0])}"
             )
         elif old != new:
-            yield (
+            yield _Loss(
                 f"source {self.name}: the slot {new}, where it is new, begins at its present end: "
                 f"what was committed between the two is not sent; {self.former_slot(old, '')}"
             )
         elif self.keys - {"tables"}:
             yield f"source {self.name} is started again, with all of its sinks"
         if "tables" in self.keys:
-            had, has = _tables(before), _tables(after)
-            if lost := [table for table in had if table not in has]:
-                yield f"changes of {', '.join(lost)} are no longer captured"
-            if more := [table for table in has if table not in had]:
+            had, has = self.tables(before), self.tables(after)
+            if lost := _uncovered(had, has):
+                yield _Loss(f"changes of {', '.join(lost)} are no longer captured")
+            if more := _uncovered(has, had):
                 yield (
                     f"changes of {', '.join(more)} are captured from now on; "
                     "rows that are there already come by a backfill"
@@ -155,7 +171,7 @@ class _Words:
     def no_source(self, spec: Spec) -> Iterator[str]:
         then = self.facts.positions.get(self.name)
         since = f"since then ({then} UTC)" if then else "since then"
-        yield f"drops the slot {self.slot(spec)}: what was committed {since} can't be read"
+        yield _Loss(f"drops the slot {self.slot(spec)}: what was committed {since} can't be read")
 
     def address(self, spec: Spec) -> str:
         document = Document()
@@ -207,11 +223,44 @@ class _Words:
         if changed:
             verb = "counts" if len(changed) == 1 else "count"
             yield f"{_listed(changed)} {verb} from the next round on; what was sent stays as it is"
+        yield from self.fewer(before, after)
         if "retention" in self.keys:
-            yield (
-                f"the stream {self.name} drops what is older than "
-                f"{after.get('retention', 'the default, 7d')}"
-            )
+            kept = after.get("retention", f"the default, {shown(RETENTION)}")
+            text = f"the stream {self.name} drops what is older than {kept}"
+            yield _Loss(text) if self.is_shorter(before, after) else text
+
+    def fewer(self, before: Spec, after: Spec) -> Iterator[str]:
+        """Yield which tables and actions a sink no longer gets."""
+        if "tables" in self.keys and "tables" in after:
+            had, has = self.tables(before), self.tables(after)
+            if lost := _uncovered(had, has) if "tables" in before else ["other tables"]:
+                yield _Loss(f"changes of {', '.join(lost)} no longer go to sink {self.name}")
+        had, has = (self.listed(spec, "actions", DEFAULT_ACTIONS) for spec in (before, after))
+        if lost := [f"{action}s" for action in had if action not in has]:
+            yield _Loss(f"{_listed(lost)} no longer go to sink {self.name}")
+
+    def is_shorter(self, before: Spec, after: Spec) -> bool:
+        """Return whether a stream keeps its messages for less time than before, or may do so."""
+        try:
+            was, becomes = (parse(self.value(s, "retention", RETENTION)) for s in (before, after))
+        except ValueError:  # a variable that this process lacks
+            return True
+        return becomes < was
+
+    def value(self, spec: Spec, key: str, default: object) -> Any:
+        """Return a key's value, with its variables filled in where this process has them."""
+        document = Document()
+        value = filled(spec.get(key, default), self.environ, (), document)
+        return spec.get(key, default) if document.problems else value
+
+    def listed(self, spec: Spec, key: str, default: Sequence[str]) -> list[str]:
+        """Return a list of texts; a text alone is one of that."""
+        found = self.value(spec, key, default)
+        return [str(each) for each in (found if isinstance(found, list | tuple) else [found])]
+
+    def tables(self, spec: Spec) -> list[str]:
+        """Return the tables of a source, or of a sink that names them."""
+        return self.listed(spec, "tables", ["public.*"])
 
     def fits(self, spec: Spec, source: str, kind: str) -> None:
         for key, old, new in (
@@ -227,7 +276,7 @@ class _Words:
     def stranded(self) -> Iterator[str]:
         for (sink, _), waiting in self.facts.backlogs.items():
             if sink == self.name:
-                yield (
+                yield _Loss(
                     f"sink {sink} has a backlog of {messages(waiting)}, which stays in the store and is "
                     "not sent: let it drain first"
                 )
@@ -235,7 +284,7 @@ class _Words:
     def no_sink(self, _: Spec) -> Iterator[str]:
         for (sink, _source), waiting in self.facts.backlogs.items():
             if sink == self.name:
-                yield f"sink {sink} has a backlog of {messages(waiting)}, which goes with it"
+                yield _Loss(f"sink {sink} has a backlog of {messages(waiting)}, which goes with it")
         if self.name not in self.facts.streams:
             return
         had = self.facts.messages.get(self.name, messages(0))
@@ -244,7 +293,7 @@ class _Words:
         if readers:
             plural = "s" if len(readers) > 1 else ""
             text += f" and its consumer{plural} {', '.join(readers)}"
-        yield text
+        yield _Loss(text)
 
     # Consumers
 
@@ -258,18 +307,12 @@ class _Words:
 
     def changed_nats_consumer(self, before: Spec, after: Spec) -> Iterator[str]:
         if type_of("consumer", before) != "nats":
-            yield (
+            yield _Loss(
                 f"consumer {self.name} becomes one of type nats: what it has not acked goes, and it "
                 + _publishes(after)
             )
             yield from self.letters()
         elif "stream" in self.keys:
-            was, becomes = (self.facts.streams.get(str(s.get("stream"))) for s in (before, after))
-            if was is not None and becomes is not None and was.source != becomes.source:
-                self.refuse(
-                    f"consumer {self.name}: stream: it publishes for source {was.source!r}, not "
-                    f"{becomes.source!r}: give the new one another name"
-                )
             yield f"consumer {self.name} is made anew and {_publishes(after)}"
         else:
             if {"deliver_policy", "start_at"} & self.keys:
@@ -289,7 +332,7 @@ class _Words:
             yield from self.new_consumer(after)
             return
         if "stream" in self.keys:
-            yield (
+            yield _Loss(
                 f"consumer {self.name} is made anew and starts {_where(after)} of the stream "
                 f"{after.get('stream')}; what it has not acked of {before.get('stream')} goes"
             )
@@ -303,13 +346,13 @@ class _Words:
         if type_of("consumer", spec) == "nats":
             yield f"consumer {self.name} publishes no more; what was not yet is in its stream still"
         elif self.name in self.facts.consumers:
-            yield f"drops the consumer {self.name}: what it has not acked goes with it"
+            yield _Loss(f"drops the consumer {self.name}: what it has not acked goes with it")
             yield from self.letters()
 
     def letters(self) -> Iterator[str]:
         count = self.facts.consumers.get(self.name, ("", 0))[1]
         if count:
-            yield f"its {count:,} dead letter{'' if count == 1 else 's'} go with it"
+            yield _Loss(f"its {count:,} dead letter{'' if count == 1 else 's'} go with it")
 
 
 def _where(spec: Spec) -> str:
@@ -329,9 +372,16 @@ def _publishes(spec: Spec) -> str:
     return f"publishes what the stream {stream} holds, from its beginning, then what it gets"
 
 
-def _tables(spec: Spec) -> list[Any]:
-    found = spec.get("tables", ["public.*"])
-    return list(found) if isinstance(found, list | tuple) else [found]
+def _uncovered(tables: Sequence[str], by: Sequence[str]) -> list[str]:
+    """Return those of some tables and patterns that none of others covers."""
+    return [table for table in tables if not any(_covers(each, table) for each in by)]
+
+
+def _covers(pattern: str, table: str) -> bool:
+    try:
+        return TablePattern.parse(pattern).covers(TablePattern.parse(table))
+    except ValueError:  # a variable that this process lacks
+        return pattern == table
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import structlog
 
 from penstock.config.document import ConfigDocument, read_document
 from penstock.desired.actions import who
+from penstock.desired.consequences import refuse_impossible
 from penstock.desired.entities import Snapshot
 from penstock.desired.plan import Plan, plan_of
 from penstock.desired.state import DesiredState, StateMoved
@@ -28,7 +29,8 @@ def apply_file(
     """Apply a file to the desired state, and return the state; where nothing differs nothing is written.
 
     What the file managed and no longer names is left as it is, and named in a warning. Raises
-    `ConfigError`, and `StateMoved` where others change the same entities again and again.
+    `ConfigError`, also for a change that can't be made beside what the store has, and `StateMoved` where
+    others change the same entities again and again.
     """
     state = DesiredState(store, environ)
     for attempt in range(_TRIES):
@@ -37,6 +39,7 @@ def apply_file(
         plan = plan_of(document, snapshot, environ=environ)
         try:
             if plan.changes:
+                refuse_impossible(store, plan, environ)
                 # A run has to start, if only to read what the filters are planned with.
                 snapshot = apply(state, plan, lenient=True)
         except StateMoved:

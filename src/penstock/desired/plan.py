@@ -48,7 +48,8 @@ class FieldChange:
 class PlannedChange:
     """A change of a plan; `version` is what the entity must have then, 0 if it must not be there.
 
-    `taken_from` is who managed the entity until now, where that changes; `consequences` are in words.
+    `taken_from` is who managed the entity until now, where that changes. `consequences` are in words,
+    and `losses` those of them by which something is lost.
     """
 
     change: Change
@@ -56,6 +57,7 @@ class PlannedChange:
     fields: tuple[FieldChange, ...] = ()
     taken_from: Door | None = None
     consequences: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
     @property
     def action(self) -> str:
@@ -74,7 +76,7 @@ class PlannedChange:
         result["fields"] = [dataclasses.asdict(field) for field in self.fields]
         if self.taken_from is not None:
             result["taken_from"] = self.taken_from
-        return result | {"consequences": list(self.consequences)}
+        return result | {"consequences": list(self.consequences), "losses": list(self.losses)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def _planned(value: Mapping[str, Any]) -> PlannedChange:
         tuple(FieldChange(**field) for field in value["fields"]),
         value["taken_from"],
         tuple(value["consequences"]),
+        tuple(value.get("losses", ())),
     )
 
 

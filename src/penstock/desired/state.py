@@ -18,7 +18,7 @@ from penstock.config.secret_values import masked
 from penstock.core import queries
 from penstock.core.errors import PenstockError
 from penstock.core.record_forms import SYNCS
-from penstock.desired import consumers
+from penstock.desired import consumers, streams
 from penstock.desired.entities import AuditEntry, Change, Door, Entity, Snapshot
 from penstock.streams.names import LOCK_MIGRATE, LOCK_PROCESS
 from penstock.streams.store import Store
@@ -116,6 +116,7 @@ class DesiredState:
                         raise StateMoved(_one(connection, _SQL["moved"], [at, version]))
                     if any(c.after is None and c.kind == "sync" for c in changes):
                         connection.execute(_SQL["remove_syncs"], [SYNCS, version])
+                    streams.follow(connection, changes, self._environ)
                     consumers.follow(connection, changes, self._environ, lenient=lenient)
                     if any(c.after is None and c.kind in ("sync", "credential") for c in changes):
                         controls.forget(connection)
@@ -134,17 +135,22 @@ class DesiredState:
         name: str | None = None,
         search: str | None = None,
         before: int | None = None,
+        after: int | None = None,
+        oldest: bool = False,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """Return the audit log, newest first, at most `limit` lines; `before` is an entry's id.
+        """Return the audit log, the newest or the `oldest` first, at most `limit` lines.
 
-        A line has `search` in its who, door, action, kind, name or version, in upper or lower case.
+        `before` and `after` are entries' ids. A line has `search` in its who, door, action, kind, name
+        or version, in upper or lower case.
         """
         values = {
-            "kind": kind, "name": name, "search": search, "before": before, "limit": limit,
+            "kind": kind, "name": name, "search": search, "before": before, "after": after,
+            "limit": limit,
         }  # fmt: skip
+        query = _SQL["history"].replace("{direction}", "ASC" if oldest else "DESC")
         with self._store.connection() as connection:
-            rows = connection.execute(_SQL["history"], values).fetchall()
+            rows = connection.execute(query, values).fetchall()
         return [AuditEntry(*row) for row in rows]
 
     def refusals(self) -> list[Refusal]:

@@ -22,12 +22,11 @@ SELECT coalesce(string_agg(DISTINCT kind || ' ' || name, ', '), 'another store')
 FROM penstock.audit WHERE version > %s AND version < %s
 
 -- name: history
--- Newest first.
 SELECT id, at, who, door, version, kind, name, action, before, after FROM penstock.audit
 WHERE (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(name)s::text IS NULL OR name = %(name)s)
   AND (%(search)s::text IS NULL OR strpos(lower(concat_ws(' ', who, door, action, kind, name, version)), lower(%(search)s)) > 0)
-  AND (%(before)s::bigint IS NULL OR id < %(before)s)
-ORDER BY id DESC LIMIT %(limit)s
+  AND (%(before)s::bigint IS NULL OR id < %(before)s) AND (%(after)s::bigint IS NULL OR id > %(after)s)
+ORDER BY id {direction} LIMIT %(limit)s
 
 -- name: note_action
 -- A line whose number is given counts one more each time.

@@ -211,7 +211,7 @@ class Capture:
     def confirm(self, position: Position) -> None:
         """Note that every message up to and with `position` is durable in every sink."""
         with self._lock.entered():
-            self._progress.confirm(position)
+            self.stats.count_deliveries(*self._progress.confirm(position))
             for reads in self._queue.confirm(position):
                 self.on_reads("delivered", reads)
 

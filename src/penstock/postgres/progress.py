@@ -66,16 +66,23 @@ class SlotProgress:
         """Note that the connection was lost; what was read of a transaction will come again."""
         self._open = None
 
-    def confirm(self, position: Position) -> None:
-        """Note that all messages up to and with `position` are durable."""
+    def confirm(self, position: Position) -> tuple[int, int]:
+        """Note that all messages up to and with `position` are durable.
+
+        Returns how many transactions with messages are durable by that, and the sum of the times at
+        which they were committed.
+        """
+        count = times = 0
         if position <= self.confirmed:
-            return
+            return count, times
         self.confirmed = position
         self._ended = max(self._ended, position)
         while self._ends and self._ends[0][:2] <= position:
             _, _, end_lsn, self.flush_time = self._ends.popleft()
             self.flush_lsn = max(self.flush_lsn, end_lsn)
+            count, times = count + 1, times + self.flush_time
         self._advance()
+        return count, times
 
     def _advance(self) -> None:
         # What was read of a transaction without its end commits behind `received_lsn`.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import time
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -27,11 +26,11 @@ from penstock.postgres.connect import (
     slot_invalidated,
     slot_missing,
 )
+from penstock.postgres.transaction import postgres_now
 
 _SQL: Final = load("penstock.postgres", "catalog.sql")
 _KEEPALIVE: Final = Struct(">cQqB").unpack_from
 _STATUS: Final = Struct(">cQQQqB").pack
-_EPOCH: Final = 946_684_800_000_000  # 2000-01-01 in microseconds of Unix time
 
 
 class Keepalive(NamedTuple):
@@ -257,7 +256,7 @@ class ReplicationStream:
         self._status(lsn, 0, False)
 
     def _status(self, written: int, flushed: int, request_reply: bool) -> None:
-        now = int(time.time() * 1_000_000) - _EPOCH
+        now = postgres_now()
         try:
             self._pgconn.put_copy_data(_STATUS(b"r", written, flushed, flushed, now, request_reply))
             self._pgconn.flush()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_EPOCH_US: Final = 946_684_800_000_000  # in Unix time
+
+
+def postgres_now() -> int:
+    """Return the time as Postgres writes it: microseconds since 2000-01-01 UTC."""
+    return time.time_ns() // 1000 - _EPOCH_US
 
 
 class Transaction:

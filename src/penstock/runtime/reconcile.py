@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.config.document import Key
 from penstock.config.settings import Config
+from penstock.config.sinks import GROUP_SETTINGS, SinkSettings, StreamSinkSettings
 from penstock.core.errors import PenstockError
 
 
@@ -26,7 +27,7 @@ def changes(old: Config, new: Config) -> Changes:
     """Return what leads from one configuration to the other.
 
     A source without sinks is not run. Consumers change no run, as the store serves them, but for those
-    of type nats, which the run publishes for.
+    of type nats, which the run publishes for. Nor does what a stream keeps, and what its group has.
     """
     before, after = old.running_sources, new.running_sources
     return Changes(
@@ -67,9 +68,16 @@ def without(config: Config, left: Collection[Key]) -> Config:
 
 def _run_of(config: Config, source: str) -> tuple[object, ...]:
     """Return all that a source's run is made of."""
-    sinks = config.sinks_of(source)
+    sinks = {name: _of_run(sink) for name, sink in config.sinks_of(source).items()}
     consumers = {n: of for n, of in config.nats_consumers.items() if of.stream in sinks}
     return config.sources.get(source), sinks, consumers
+
+
+def _of_run(sink: SinkSettings) -> SinkSettings:
+    """Return a sink without what is the store's alone: a stream's retention and its group's settings."""
+    if not isinstance(sink, StreamSinkSettings):
+        return sink
+    return sink.model_copy(update=dict.fromkeys(("retention", *GROUP_SETTINGS)))
 
 
 def concerned(source: str, config: Config, error: PenstockError) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from penstock.config.settings import Config
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.health import Failure, Level, Part, run_part
 from penstock.core.record_forms import SYNCS
-from penstock.desired import consumers
+from penstock.desired import consumers, streams
 from penstock.runtime.following import Following
 from penstock.runtime.jvm import jvm_failure
 from penstock.runtime.reconcile import changes
@@ -281,7 +281,7 @@ class Runners:
     def _take(self, config: Config) -> None:
         """Start, end and change what a new configuration concerns."""
         found = changes(self._config, config)
-        self._register_consumers(config)
+        self._register(config)
         with self._lock:
             self._config = config
             for name in found.ends:
@@ -299,14 +299,18 @@ class Runners:
             log.info("the desired state changed", starts=list(found.starts), ends=list(found.ends),
                      changes=list(found.changes))  # fmt: skip
 
-    def _register_consumers(self, config: Config) -> None:
-        """Register the changed consumers whose variables only this process may have."""
-        changed = {n: c for n, c in config.consumers.items() if self._config.consumers.get(n) != c}
-        if not changed:
-            return
-        with Store(self._context.store_url) as store:
-            # Those whose stream is not there yet are registered by the run that makes it.
-            consumers.register(store, changed)
+    def _register(self, config: Config) -> None:
+        """Register changed streams and consumers whose variables only this process may have.
+
+        Those that are not there yet are registered by the run that makes the stream.
+        """
+        old = self._config
+        sinks = {n: s for n, s in config.streams.items() if old.streams.get(n) not in (None, s)}
+        changed = {n: c for n, c in config.consumers.items() if old.consumers.get(n) != c}
+        if sinks or changed:
+            with Store(self._context.store_url) as store:
+                streams.register(store, sinks)
+                consumers.register(store, changed)
 
     def _start_due(self) -> None:
         """Start the sources that are wanted and have no runner, once an earlier one has ended."""

@@ -60,6 +60,8 @@ class SinkState(HasFailure):
     since: float | None = None
     backlog: int = 0
     backlog_bytes: int = 0
+    oldest: float | None = None
+    """When the oldest message of the backlog was committed, None where that is not known."""
     rate: Rate = field(default_factory=Rate)
 
     def fail(self, code: str, text: str, remedy: str | None) -> None:
@@ -93,6 +95,17 @@ class SinkState(HasFailure):
     def behind(self) -> bool:
         """Whether its messages go to its backlog."""
         return self.state != "attached"
+
+    def lag(self, waited: float, now: float) -> float:
+        """Return how long the oldest message has waited that it lacks.
+
+        `waited` is that of its source. A backlog of which no message was read yet is as old as the sink
+        has been behind.
+        """
+        if not self.behind:
+            return waited
+        begun = self.oldest or self.since
+        return max(now - begun, 0.0) if self.backlog and begun is not None else 0.0
 
     @property
     def detached(self) -> bool:

@@ -31,6 +31,10 @@ class SourceState(HasFailure):
     started: bool = False
     captured: int = 0
     confirmed: int = 0
+    deliveries: int = 0
+    """Transactions that are in every sink, or in the backlog of one that is behind."""
+    delivery_us: int = 0
+    """The sum of the times from their commit until then, in µs."""
     waiting: int = 0
     waiting_since: float | None = None
     reported_at: float | None = None

@@ -91,7 +91,7 @@ class RunState(Collector):
             self._lives[name] = life
             self._last = {key: last for key, last in self._last.items() if key[0] != name}
         confirmed = source.confirmed
-        for key in ("captured", "confirmed", "truncates_skipped", "reconnects"):
+        for key in _COUNTED:
             if key in report:
                 self._count(name, source, key, report[key])
         source.started = source.started or source.warm
@@ -115,6 +115,7 @@ class RunState(Collector):
             sink.state, sink.since = report["state"], report["since"]
             sink.backlog = report["backlog"]
             sink.backlog_bytes = report["backlog_bytes"]
+            sink.oldest = report.get("oldest")
             sink.take_reason(report.get("why_code"), report.get("why"))
         else:
             sink.duplicates += report["duplicates"]
@@ -278,7 +279,12 @@ class RunState(Collector):
 _SINK_COUNTERS: Final = (
     "delivered", "duplicates", "bytes", "dead_lettered", "filtered", "retries",
 )  # fmt: skip
-_SOURCE_COUNTERS: Final = ("captured", "truncates_skipped", "reconnects", "restarts")
+_COUNTED: Final = (
+    "captured", "confirmed", "deliveries", "delivery_us", "truncates_skipped", "reconnects",
+)  # fmt: skip
+_SOURCE_COUNTERS: Final = (
+    "captured", "deliveries", "delivery_us", "truncates_skipped", "reconnects", "restarts",
+)  # fmt: skip
 _REPORTED: Final = (
     "state", "received_lsn", "confirmed_lsn", "unread_bytes", "warm", "drained",
     "released", "waiting",

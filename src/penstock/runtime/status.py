@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ def sources_json(
             "captured": s.captured,
             "waiting": s.waiting,
             "oldest_waiting_seconds": round(s.waited, 1),
+            "deliveries": s.deliveries,
+            "delivery_seconds": round(s.delivery_us / 1e6, 3),
             "truncates_skipped": s.truncates_skipped,
             "reconnects": s.reconnects,
             "restarts": s.restarts,
@@ -72,6 +75,7 @@ def _sink_json(sink: SinkState, sources: Mapping[str, SourceState]) -> dict[str,
         "dead_lettered": sink.dead_lettered,
         "filtered": sink.filtered,
         "retries": sink.retries,
+        "lag_seconds": round(sink.lag(sources[sink.source].waited, time.time()), 1),
         "error": sink.error,
         "code": sink.code,
     }

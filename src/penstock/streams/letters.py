@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple, TypedDict, Unpack
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter
@@ -89,12 +89,16 @@ class DeadLetters:
         limit: int = 100,
         offset: int = 0,
         after: int = 0,
+        newest: bool = False,
         **more: Unpack[Fitting],
     ) -> list[StoredLetter]:
-        """Return dead letters behind number `after`, oldest first; of one sink or consumer if named."""
+        """Return dead letters behind number `after`, the oldest or the `newest` first.
+
+        Of one sink or consumer if named.
+        """
         given = {"sink": sink, "consumer": consumer, "after": after, **more}
         values = {**_ALL, **given, "limit": limit, "offset": offset}
-        return [StoredLetter(*row) for row in self._connection.rows(_SQL["dead_letters"], values)]
+        return self._stored(values, "DESC" if newest else "ASC")
 
     def causes(
         self, sink: str | None = None, consumer: str | None = None, **more: Unpack[Fitting]
@@ -107,8 +111,7 @@ class DeadLetters:
     def get(self, id: int) -> StoredLetter | None:  # noqa: A002 - the field's name
         """Return one dead letter, None if there is none of that id."""
         values = {**_ALL, "id": id, "limit": 1, "offset": 0}
-        rows = self._connection.rows(_SQL["dead_letters"], values)
-        return StoredLetter(*rows[0]) if rows else None
+        return next(iter(self._stored(values, "ASC")), None)
 
     def mark_replayed(self, id: int, also: Also = ()) -> None:  # noqa: A002 - the field's name
         """Record that a dead letter was delivered after all, and do `also` in one transaction."""
@@ -127,6 +130,12 @@ class DeadLetters:
         values = {**_ALL, "sink": sink, "consumer": consumer, "id": id, **more}
         with self._connection.lend() as connection:
             return connection.execute(_SQL["purge"], values).rowcount
+
+    def _stored(
+        self, values: dict[str, Any], direction: Literal["ASC", "DESC"]
+    ) -> list[StoredLetter]:
+        query = _SQL["dead_letters"].replace("{direction}", direction)
+        return [StoredLetter(*row) for row in self._connection.rows(query, values)]
 
 
 def _storable(text: str) -> str:

@@ -26,6 +26,7 @@ from penstock.core.record_forms import form_of
 from penstock.core.text import nearest
 from penstock.streams import nats_consumers_filter as sql_filter
 from penstock.streams import read
+from penstock.streams.consumers.types import RewindEffect
 from penstock.streams.names import LOCK_MIGRATE
 from penstock.streams.read import Selection
 from penstock.streams.records import START, StreamRecord, commit_position, stream_end
@@ -197,6 +198,22 @@ class NatsConsumers:
             of = self._get(connection, name)
             at = _resolved(connection, of, to)
             connection.execute(SQL["rewind"], [*at, name])
+
+    def effect_of_rewind(self, name: str, to: Place) -> RewindEffect:
+        """Return what a rewind to there would do; it is not done."""
+        with self._store.connection() as connection:
+            of = self._get(connection, name)
+            at = _resolved(connection, of, to)
+            function = sql_filter.function_of(of.stream, filters_of(of.settings).sql)
+            taken = Selection(of.stream_id, of.kind, filters_of(of.settings), None, function)
+            now = of.rewind or of.position
+            if now is None:  # it has all that the stream holds
+                again = read.count(connection, taken, in_stream(at))
+                return RewindEffect(0, again, again < read.COUNTED)
+            first, last = sorted((at, now))
+            between = read.count(connection, taken, in_stream(first), in_stream(last))
+            skipped, again = (between, 0) if at > now else (0, between)
+            return RewindEffect(skipped, again, between < read.COUNTED)
 
     def _get(self, connection: Connection, name: str) -> NatsConsumerRecord:
         for of in _records(connection, name) if is_name(name) else ():

@@ -184,10 +184,7 @@ class Store:
             if stream is not None:
                 _same("source", stream.source, source.name, name)
                 _same("kind", stream.kind, kind, name)
-                if stream.retention != retention:
-                    connection.execute(_SQL["set_retention"], [retention, stream.id])
-                if group is not None:
-                    self._change_own(connection, name, group)
+                change_stream(connection, stream, retention, group)
             else:
                 values = {"name": name, "source": source.id, "kind": kind, "retention": retention}
                 row = connection.execute(_SQL["create_stream"], values).fetchone()
@@ -269,19 +266,6 @@ class Store:
             saved = connection.execute(sql_filter.FILTER_SQL["save_catalog"], values)
             return saved.rowcount > 0
 
-    def _change_own(
-        self, connection: psycopg.Connection[Any], stream: str, group: Mapping[str, Any]
-    ) -> None:
-        own = self._consumer(stream)
-        if own is None:
-            return
-        others = {k: v for k, v in own.settings.items() if k not in GROUP_SETTINGS}
-        settings = _stored({**others, **group})
-        if settings != own.settings:
-            connection.execute(_SQL["change_consumer"], [own.type, Jsonb(settings), own.id])
-            for notice in (f"c{own.id}", "k"):
-                connection.execute(_SQL["notify"], [notice])
-
     def _consumer(self, name: str) -> ConsumerRecord | None:
         return next((consumer for consumer in self.consumers() if consumer.name == name), None)
 
@@ -311,6 +295,29 @@ class Store:
             ) from None
         table = sql.Identifier(f"consumer_{_found(row)[0]}")
         connection.execute(_sql(_SCHEMA["consumer_table"], table=table))
+
+
+def change_stream(
+    connection: psycopg.Connection[Any],
+    stream: StreamRecord,
+    retention: timedelta | None,
+    group: Mapping[str, Any] | None,
+) -> None:
+    """Set how long a stream keeps messages and the settings of its own consumer, where they differ.
+
+    A setting that is missing in `group` is a default; without a `group` all of them stay.
+    """
+    if stream.retention != retention:
+        connection.execute(_SQL["set_retention"], [retention, stream.id])
+    if group is None:
+        return
+    for id_, settings in connection.execute(_SQL["own_consumer"], [stream.id]).fetchall():
+        others = {k: v for k, v in settings.items() if k not in GROUP_SETTINGS}
+        wanted = _stored({**others, **group})
+        if wanted != settings:
+            connection.execute(_SQL["change_consumer"], ["pull", Jsonb(wanted), id_])
+            for notice in (f"c{id_}", "k"):
+                connection.execute(_SQL["notify"], [notice])
 
 
 def create_segment(

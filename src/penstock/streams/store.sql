@@ -175,6 +175,9 @@ INSERT INTO penstock.consumers (stream_id, name, type, own, settings)
 VALUES (%(stream)s, %(name)s, %(type)s, %(own)s, %(settings)s)
 RETURNING id, penstock.id_of('consumer', %(name)s)
 
+-- name: own_consumer
+SELECT id, settings FROM penstock.consumers WHERE stream_id = %s AND own
+
 -- name: change_consumer
 UPDATE penstock.consumers SET type = %s, settings = %s WHERE id = %s
 
@@ -209,7 +212,7 @@ SELECT d.id, d.sink, c.name, d.lsn, d.idx, d.idempotency_key, d.subject, d.code,
        d.deliver_count, d.at, d.replayed_at
 FROM penstock.dead_letters d LEFT JOIN penstock.consumers c ON c.id = d.consumer_id
 WHERE {fits}
-ORDER BY d.id LIMIT %(limit)s OFFSET %(offset)s
+ORDER BY d.id {direction} LIMIT %(limit)s OFFSET %(offset)s
 
 -- name: dead_letter_causes
 -- How many dead letters of each sink and consumer have each cause, with the reason of the newest.

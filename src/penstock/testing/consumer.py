@@ -23,6 +23,7 @@ from penstock.streams.consumers.types import (
     Delivery,
     Outcome,
     Received,
+    RewindEffect,
     TooManyWaiting,
     UnknownDeadLetter,
 )
@@ -198,6 +199,18 @@ class InMemoryConsumer:
             self._state.apply(Entry(cursor=cursor, rewound=True))
         self._clock.notify()
         return commit_position(*cursor)
+
+    async def effect_of_rewind(
+        self, to: Position | datetime | Literal["all", "new"]
+    ) -> RewindEffect:
+        """Return what a rewind to there would do; it is not done."""
+        with self._clock.lock:
+            cursor, state, view = self._target(to), self._state, self._view
+            place = commit_position(*cursor)
+            skipped = sum(message.position <= place for message in self.left())
+            skipped += sum(at <= cursor for at in state.replays)
+            again = max(view.number(cursor) - view.number(state.cursor), 0)
+        return RewindEffect(skipped, again, exact=True)
 
     async def facts(self) -> ConsumerFacts:
         """Return the consumer's numbers, as its status has them."""

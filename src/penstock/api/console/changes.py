@@ -11,40 +11,32 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from penstock.api.console.lists import SIZE
+from penstock.api.console.lists import ApiListing, Column
 from penstock.api.console.page import ConsolePage, Visit
 from penstock.desired.plan import field_changes
 from penstock.desired.plan_text import action_lines, change_lines, lines
 
 PAGE = ConsolePage("changes", "Changes")
-_PATH: Final = "/console/changes"
+_COLUMNS: Final = (
+    Column("at", "When, UTC"),
+    Column("who", "Who", sortable=False),
+    Column("door", "By", sortable=False),
+    Column("what", "What", sortable=False),
+    Column("version", "Version", figure=True, sortable=False),
+)
 _YAML: Final = {"Content-Type": "application/yaml"}
-
-
-class Log:
-    """A page of the audit log as the URL asks for it: `q` searches, `cursor` is of the API."""
-
-    def __init__(self, visit: Visit, found: Mapping[str, Any]) -> None:
-        self.q = visit.query.get("q", "").strip()
-        self.rows = [{**entry, "lines": list(_lines(entry))} for entry in found["data"]]
-        self.next = _url(self.q, found["next"]) if found["next"] else ""
-        self.start = _url(self.q) if "cursor" in visit.query else ""
-
-    def kept(self) -> dict[str, str]:
-        """Return the members of the query that a search keeps."""
-        return {}
 
 
 @PAGE.get()
 async def show(visit: Visit) -> Response:
     """Show the audit log, and the form of a document."""
-    query = {"q": visit.query.get("q", "").strip() or None, "cursor": visit.query.get("cursor")}
-    log = Log(visit, await visit.get("/v1/audit", limit=SIZE, **query))
-    return visit.render("changes/page.html", log=log)
+    log = ApiListing(visit, _COLUMNS, "-at")
+    await log.read(visit, "/v1/audit", q=log.q or None)
+    log.rows = [{**entry, "lines": list(_lines(entry))} for entry in log.rows]
+    return visit.render("changes/page.html", list=log)
 
 
 @PAGE.get("/export")
@@ -60,46 +52,51 @@ async def export(visit: Visit) -> Response:
 @PAGE.post("/plan", for_viewers=True)
 async def plan(visit: Visit) -> Response:
     """Show what a document would change."""
-    document, prune = _document(visit)
-    answer = await visit.api("POST", "/v1/plan", {"prune": prune}, document.encode(), _YAML)
-    if not answer.ok:
-        return visit.render("changes/refused.html", answer.status, refused=answer)
-    tag = answer.headers["etag"]
-    return _planned(visit, answer.body, tag, _seal(visit, tag))
+    return await _planned(visit)
 
 
 @PAGE.post("/apply")
 async def apply(visit: Visit) -> Response:
     """Apply the plan that was shown: the same document, to the same state."""
     form = visit.form
-    document, prune = _document(visit)
-    if not hmac.compare_digest(form["seal"].encode(), _seal(visit, form["etag"]).encode()):
+    seal = _seal(visit, form["etag"], form["named"])
+    if not hmac.compare_digest(form["seal"].encode(), seal.encode()):
         return visit.render("changes/refused.html", 409, refused=None)
+    if form["named"] and not form.confirms(form["named"]):
+        return await _planned(visit)
+    document, prune = _document(visit)
     headers = {**_YAML, "If-Match": form["etag"]}
-    if prune:
-        made = await visit.api("POST", "/v1/plan", {"prune": True}, document.encode(), _YAML)
-        deletes = _deletes(made.body) if made.ok else 0
-        # The apply reports a state that has moved.
-        if deletes and made.headers["etag"] == form["etag"] and not form.confirms(deletes):
-            return _planned(visit, made.body, form["etag"], form["seal"], 422)
     answer = await visit.api("POST", "/v1/apply", {"prune": prune}, document.encode(), headers)
     if not answer.ok:
         return visit.render("changes/refused.html", answer.status, refused=answer)
     return visit.render("changes/applied.html", applied=answer.body["applied"])
 
 
-def _planned(
-    visit: Visit, planned: Mapping[str, Any], tag: str, seal: str, status: int = 200
-) -> Response:
+async def _planned(visit: Visit) -> Response:
+    """Show the plan of the posted document, and the name to be typed where it loses something."""
+    document, prune = _document(visit)
+    answer = await visit.api("POST", "/v1/plan", {"prune": prune}, document.encode(), _YAML)
+    if not answer.ok:
+        return visit.render("changes/refused.html", answer.status, refused=answer)
+    planned, tag = answer.body, answer.headers["etag"]
+    losing = [each for each in planned["changes"] if each["action"] == "delete" or each["losses"]]
+    named = losing[0]["name"] if losing else ""
     return visit.render(
         "changes/plan.html",
-        status,
+        visit.form.status,
         lines=list(lines(planned)),
         changes=len(planned["changes"]),
-        deletes=_deletes(planned),
+        named=named,
+        lost=[_loss(each) for each in losing],
         tag=tag,
-        seal=seal,
+        seal=_seal(visit, tag, named),
     )
+
+
+def _loss(change: Mapping[str, Any]) -> str:
+    gone = " is deleted" if change["action"] == "delete" else ""
+    losses = f": {'; '.join(change['losses'])}" if change["losses"] else ""
+    return f"{change['kind']} {change['name']}{gone}{losses}"
 
 
 def _document(visit: Visit) -> tuple[str, bool]:
@@ -107,15 +104,14 @@ def _document(visit: Visit) -> tuple[str, bool]:
     return visit.form.raw("document").replace("\r\n", "\n"), "prune" in visit.form
 
 
-def _seal(visit: Visit, tag: str) -> str:
-    """Return what only this session can have for the posted document, and for the state of `tag`."""
+def _seal(visit: Visit, tag: str, named: str) -> str:
+    """Return what only this session can have for the posted document, in the state of `tag`.
+
+    `named` is the name that has to be typed, empty where the plan loses nothing.
+    """
     document, prune = _document(visit)
-    text = f"{tag} {prune} {document}".encode()
+    text = f"{tag} {prune} {named} {document}".encode()
     return hmac.digest(visit.session.id.encode(), text, hashlib.sha256).hex()
-
-
-def _deletes(planned: Mapping[str, Any]) -> int:
-    return sum(each["action"] == "delete" for each in planned["changes"])
 
 
 def _lines(entry: Mapping[str, Any]) -> Any:
@@ -131,8 +127,3 @@ def _lines(entry: Mapping[str, Any]) -> Any:
         ]
     spec = after if before is None else before
     return change_lines({**entry, "spec": spec, "fields": fields, "consequences": []})
-
-
-def _url(q: str, cursor: str | None = None) -> str:
-    query = {name: value for name, value in (("q", q), ("cursor", cursor)) if value}
-    return f"{_PATH}?{urlencode(query)}" if query else _PATH

@@ -13,6 +13,7 @@ from penstock.api.console.consumers import PAGE
 from penstock.api.console.forms import Form
 from penstock.api.console.page import Visit
 from penstock.api.console.sinks import Row, entity_of
+from penstock.config.reserved import KINDS
 
 __all__ = ["PAGE"]
 
@@ -33,12 +34,12 @@ _FLAGS: Final = {
     "nats": ("deletes", "create_stream"),
 }  # fmt: skip
 _FIELDS: Final = (
-    "name", "stream", "tables", "actions", "sql", "start", "start_at", "secret", "filters",
+    "name", "stream", "tables", "actions", "sql", "start", "secret", "filters",
     *_NUMBERS["webhook"], "url", "target", "path", "subject", "deletes", "batch", "allow_private",
     "create_stream",
 )  # fmt: skip
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
-_AS_KEYS: Final = {"secrets": "secret", "deliver_policy": "start"}
+_AS_KEYS: Final = {"secrets": "secret", "deliver_policy": "start", "start_at": "start"}
 
 
 @PAGE.get("/form/new")
@@ -136,7 +137,7 @@ async def _page(visit: Visit, entity: Row | None = None) -> Response:
         "consumers/form.html", form.status, entity=entity, stream=stream, type=type_, targets=targets,
         collections=list(dict(collections).items()), actions=[(each, each) for each in _ACTIONS],
         source=of.get("source", ""), tables=" ".join(of.get("tables") or ()),
-        rows=of.get("kind") == "rows", numbers=_NUMBERS[type_],
+        rows=of.get("kind", KINDS.get(stream)) == "rows", numbers=_NUMBERS[type_],
     )  # fmt: skip
 
 
@@ -146,6 +147,8 @@ async def _streams(visit: Visit) -> list[Row]:
     for sink in await visit.all("/v1/sinks"):
         if sink["spec"].get("type") == "stream":
             found.setdefault(sink["name"], sink)
+    if await visit.all("/v1/syncs"):
+        found = {kind: {"name": kind} for kind in KINDS} | found
     return [found[name] for name in sorted(found)]
 
 

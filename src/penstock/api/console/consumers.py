@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
 from starlette.responses import Response
 
 from penstock.api.console import entity_forms, exact
-from penstock.api.console.lists import Column, Listing
+from penstock.api.console.calls import MAX_PAGE
+from penstock.api.console.lists import Column, Listing, position_order
 from penstock.api.console.page import ConsolePage, Visit
+from penstock.api.console.render import NONE
 from penstock.api.console.sinks import Row, entity_of, requests
 
 PAGE = ConsolePage(
@@ -38,6 +40,13 @@ _COLUMNS: Final = (
 )
 _LOOK: Final = 10
 """How many messages in flight and dead letters stand on a consumer's page."""
+_HELD: Final = (
+    Column("place", "Position", value=lambda row: position_order(row["position"])),
+    Column("table", "Table"),
+    Column("text", "Message", sortable=False),
+    Column("deliver_count", "Delivered", figure=True),
+    Column("held_until", "Held until"),
+)
 _NONE: Final[Row] = dict.fromkeys(
     (
         "lag_messages", "lag_seconds", "in_flight", "waiting_for_retry", "redeliveries", "failures",
@@ -64,6 +73,19 @@ async def show(visit: Visit) -> Response:
     return await _page(visit)
 
 
+@PAGE.get("/{name}/in-flight")
+async def in_flight(visit: Visit) -> Response:
+    """List what a consumer holds."""
+    body = await _body(visit)
+    if body["type"] == "nats":
+        visit.missing(f"Consumer {body['name']!r} publishes to NATS: it holds nothing.")
+    rows = await _held(visit, body, MAX_PAGE)
+    found = Listing(visit, rows, _HELD, search=("place", "table", "text"))
+    return visit.render(
+        "consumers/in_flight.html", consumer=body, list=found, count=_holds(body["status"], rows)
+    )
+
+
 @PAGE.post("/{name}/pause")
 async def pause(visit: Visit) -> Response:
     """Have nothing delivered by a consumer."""
@@ -87,11 +109,21 @@ async def rewind(visit: Visit) -> Response:
             " 2026-01-31T12:00:00Z."
         )
         return await _page(visit, 422)
-    answer = await visit.api("POST", f"{_path(await _body(visit))}/rewind", body={"to": place})
+    path, name = f"{_path(await _body(visit))}/rewind", visit.part("name")
+    answer = await visit.api("POST", path, {"dry_run": True}, {"to": place})
+    if answer.ok:
+        lost = answer.body["losses"]
+        # Not `agrees`: how many wait changes all the time.
+        if lost and not ("confirm" in form and form.confirms(name)):
+            fields = {"to": form["to"], "at": form["at"]}
+            return visit.render(
+                "consumers/rewind.html", form.status, name=name, lost=lost, fields=fields
+            )
+        answer = await visit.api("POST", path, body={"to": place})
     if not answer.ok:
         form.refuse(answer)
         return await _page(visit, answer.status)
-    return visit.redirect(f"consumers/{visit.part('name')}", done="rewound")
+    return visit.redirect(f"consumers/{name}", done="rewound")
 
 
 async def _page(visit: Visit, code: int = 200) -> Response:
@@ -103,16 +135,20 @@ async def _page(visit: Visit, code: int = 200) -> Response:
     status = await visit.get("/v1/status")
     held: list[Row] = []
     letters: list[Row] = []
+    counts = {"held": 0, "letters": 0}
     path = _path(body)
     if body["type"] == "nats":
         row = _nats(body, status)
     else:
         facts = body["status"] or {}
         row = _http(name, {**body, **facts}, status)
-        held = (await visit.get(f"{path}/messages", state="delivered", limit=_LOOK))["data"]
-        for each in held:
-            each["text"] = exact.dumps(each.get("record") or each.get("event"))
-        letters = (await visit.get(f"{path}/dead-letters", limit=_LOOK))["data"]
+        held = await _held(visit, body, _LOOK)
+        page = await visit.get(f"{path}/dead-letters", limit=_LOOK)
+        letters = page["data"]
+        counts = {"held": _holds(facts, held), "letters": len(letters)}
+        if page["next"]:
+            causes = await visit.all("/v1/dead-letter-causes", consumer=name)
+            counts["letters"] = sum(each["waiting"] + each["replayed"] for each in causes)
     spec = body["settings"] if body["type"] == "nats" else _settings(body)
     problems = [
         each for each in status["problems"]
@@ -122,8 +158,31 @@ async def _page(visit: Visit, code: int = 200) -> Response:
     commands = requests(visit, f"/v1/streams/{name}" if own else path, own=own)
     return visit.render(
         "consumers/show.html", code, consumer=row, spec=spec, entity=entity, held=held,
-        letters=letters, problems=problems, requests=commands if body["type"] == "pull" else {},
+        letters=letters, counts=counts, problems=problems,
+        requests=commands if body["type"] == "pull" else {},
     )  # fmt: skip
+
+
+async def _held(visit: Visit, body: Row, limit: int) -> list[Row]:
+    """Return the first messages that a consumer holds."""
+    page = await visit.get(f"{_path(body)}/messages", state="delivered", limit=limit)
+    return [_held_row(each) for each in page["data"]]
+
+
+def _held_row(message: Row) -> Row:
+    at, metadata = message["position"], message["metadata"]
+    return {
+        **message,
+        "place": f"{at['lsn']}:{at['idx']}",
+        "table": metadata.get("table_name", metadata.get("collection_id", NONE)),
+        "text": exact.dumps(message.get("record") or message.get("event")),
+    }
+
+
+def _holds(facts: Mapping[str, Any] | None, held: Sequence[Row]) -> int:
+    """Return how many messages a consumer holds, of which `held` are the first."""
+    counted = facts["in_flight"] + facts["waiting_for_retry"] if facts else 0
+    return max(len(held), counted)
 
 
 async def _body(visit: Visit) -> Row:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from penstock.api.console import exact
-from penstock.api.console.lists import SIZE, Column, Listing
+from penstock.api.console.lists import ApiListing, Column, Listing
 from penstock.api.console.page import ConsolePage, Visit
 
 PAGE = ConsolePage(
@@ -33,6 +33,15 @@ _COLUMNS: Final = (
     Column("first_at", "First"),
     Column("last_at", "Last"),
     Column("reason", "Newest reason", sortable=False),
+)
+_LETTERS: Final = (
+    Column("id", "Number"),
+    Column("of", "Of", sortable=False),
+    Column("code", "Cause", sortable=False),
+    Column("reason", "Reason", sortable=False),
+    Column("deliver_count", "Attempts", figure=True, sortable=False),
+    Column("at", "At (UTC)", sortable=False),
+    Column("replayed_at", "Replayed", sortable=False),
 )
 Row = dict[str, Any]
 
@@ -63,21 +72,16 @@ async def listed(visit: Visit) -> Response:
     chosen, query = _chosen(visit.query), visit.query
     state = query.get("state", "waiting")
     replayed = {"waiting": "false", "replayed": "true"}.get(state)
-    asked = {**_sent(chosen), "replayed": replayed}
-    found = await visit.get(
-        "/v1/dead-letters", **asked, limit=SIZE, cursor=query.get("cursor") or None
-    )
+    found = ApiListing(visit, _LETTERS)
+    await found.read(visit, "/v1/dead-letters", **_sent(chosen), replayed=replayed)
     counts = await _count(visit, chosen)
-    kept = {**chosen, "state": "" if state == "waiting" else state}
     return visit.render(
         "dead_letters/list.html",
         chosen=chosen,
         state=state,
         about=_about(chosen),
-        rows=found["data"],
+        list=found,
         counts=counts,
-        next=_url("list", {**kept, "cursor": found["next"]}) if found["next"] else "",
-        start=_url("list", kept) if query.get("cursor") else "",
         replay=_url("replay", chosen),
         purge=_url("purge", chosen),
         states=("waiting", "replayed", "all"),
@@ -105,7 +109,7 @@ async def replay(visit: Visit) -> Response:
     found = answer.body
     failed = [each["detail"] for each in found["failed"]]
     seen = [text for text in form.many("failure") if text]
-    shown = list(dict.fromkeys([*seen, *failed]))[:_FAILURES]
+    listed = list(dict.fromkeys([*seen, *failed]))
     return visit.render(
         "dead_letters/progress.html",
         about=_about(chosen),
@@ -118,8 +122,9 @@ async def replay(visit: Visit) -> Response:
             "total": numbers["total"],
             "done": numbers["done"] + found["replayed"],
             "failed": _number(form["failed"]) + len(failed),
+            "cut": int(len(listed) > _FAILURES or _number(form["cut"]) > 0),
         },
-        failures=shown,
+        failures=listed[:_FAILURES],
     )
 
 

@@ -59,7 +59,7 @@ def shown_again(form: Form, keys: Sequence[str], masks: Mapping[str, str]) -> Fo
         # The query of a web address is often a key, whatever its name.
         values[_URL] = [shown.partition("?")[0] if shown.startswith("http") else shown]
     again = Form(values | {key: [text] for key, text in masks.items()})
-    again.errors, again.problem = form.errors, form.problem
+    again.errors, again.problem, again.lost = form.errors, form.problem, form.lost
     return again
 
 
@@ -99,13 +99,21 @@ async def save(
 ) -> bool:
     """Write an entity; False where it was refused or is only reviewed, which its form has then.
 
+    A change that loses something is reviewed until the entity's name was typed below what is lost.
     `field_of` returns the form's field, of `fields`, that a key of the spec comes from.
     """
-    form, dry = visit.form, visit.form["do"] != "save"
-    answer = await visit.api("PUT", f"/v1/{kind}s/{name}", {"dry_run": dry}, spec, headers)
-    if answer.ok:
+    form, review, path = visit.form, visit.form["do"] != "save", f"/v1/{kind}s/{name}"
+    dry = review or "If-Match" in headers  # what is new loses nothing
+    answer = await visit.api("PUT", path, {"dry_run": dry}, spec, headers)
+    if answer.ok and dry:
         form.review = answer.body
-        return not dry
+        if review:
+            form.lost = answer.body["losses"]
+        if review or not form.agrees(name, answer.body["losses"]):
+            return False
+        answer = await visit.api("PUT", path, None, spec, headers)
+    if answer.ok:
+        return True
     if answer.status == 412:
         form.problem = (
             f"There is a {kind} {name!r} already: take another name."
@@ -185,7 +193,13 @@ def add_connection(page: ConsolePage, show: Show) -> None:
         form.problem = answer.detail
         return await show(visit, answer.status)
 
+    async def again(visit: Visit) -> Response:
+        return await show(visit)
+
+    # What was posted there is shown there: the page's live parts and links read it again.
+    page.get("/{name}/test")(again)
     page.post("/{name}/test")(test)
+    page.get("/{name}/host-key")(again)
     page.post("/{name}/host-key")(host_key)
 
 

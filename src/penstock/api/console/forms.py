@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -24,6 +24,8 @@ class Form:
         self.errors: dict[str, str] = {}
         self.problem = ""
         """What is wrong with the whole of it."""
+        self.lost: list[str] = []
+        """What it would destroy, for its page to show beside the field for the name."""
         self.review: Any = None
         """What the API would do of it, where that was asked for."""
 
@@ -57,6 +59,14 @@ class Form:
             return True
         self.errors["confirm"] = f"This is not {name}."
         return False
+
+    def agrees(self, name: object, lost: Sequence[str]) -> bool:
+        """Return whether nothing is lost, or the name was typed below all of that; if not, show it."""
+        self.lost = list(lost)
+        if self.many("lost") != self.lost:
+            self._fields.pop("confirm", None)  # it was typed for something else
+            return not lost
+        return not lost or self.confirms(name)
 
     def refuse(self, answer: Answer, *known: str) -> None:
         """Take in a problem of the API: errors of `known` fields go beside them, others on top."""

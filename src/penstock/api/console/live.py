@@ -37,7 +37,7 @@ _ELSEWHERE: Final = 204  # as to the login
 
 # Whatever is not of a template has its `<`, `>` and `"` escaped.
 _LIVE: Final = re.compile(r'<(\w+)(?=[^>]*\sid="([^"]+)")([^>]*\sdata-live="([\d.]+)"[^>]*)>')
-_CHART: Final = re.compile(r'\sdata-chart="([^"]+)" data-every="([\d.]+)"')
+_CHART: Final = re.compile(r'\sdata-charts="([^"]+)" data-every="([\d.]+)"')
 
 
 class Part(NamedTuple):

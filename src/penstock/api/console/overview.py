@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import heapq
-import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.responses import Response
 
+from penstock.api.console import syncs
 from penstock.api.console.page import ConsolePage, Visit
+from penstock.api.console.remedies import actionable
+from penstock.core.record_forms import SYNCS
 
 MOST: Final = 50
 """Rows of a kind; the worst are shown, and the kind's own page has all."""
+MOST_PROBLEMS: Final = 20
 _RANK: Final = {"failed": 0, "starting": 1, "degraded": 2}
-# In a remedy: what stands in backquotes, or a command up to the end of its sentence.
-_COMMAND: Final = re.compile(r"`(penstock [^`]+)`|\b(penstock [a-z][\w-]*(?: [\w./:=-]*[\w/=-])+)")
-_OF_ONE: Final = re.compile(r"/[\w-]+/\{\w+\}")
-_REQUEST: Final = re.compile(r"\bPOST (/v1/[\w/.-]*[\w])")
 
 PAGE = ConsolePage(
     "overview",
@@ -38,39 +38,53 @@ async def show(visit: Visit) -> Response:
     sinks = await _entities(visit, "sink", status["sinks"], parts)
     nats = status["nats_consumers"]
     every = [*status["consumers"].items(), *nats.items()]
+    lags = _lags(every)
     streams = [
-        {**each, "level": _level_of_stream(each["name"], status, parts)}
+        {
+            **each,
+            "level": _level_of_stream(each["name"], status, parts),
+            **lags.get(each["name"], {}),
+        }
         for each in await visit.all("/v1/streams")
     ]
-    syncs = [_sync(each) for each in await visit.all("/v1/syncs")]
+    read = [_sync(each, parts) for each in await visit.all("/v1/syncs")]
     kinds = {
         "sources": _worst(sources), "sinks": _worst(sinks), "streams": _worst(streams),
-        "consumers": _worst_consumers(every, nats, parts), "syncs": _worst(syncs),
+        "consumers": _worst_consumers(every, nats, parts), "syncs": _worst(read),
     }  # fmt: skip
     found = {
-        "sources": sources, "sinks": sinks, "streams": streams, "consumers": every, "syncs": syncs,
+        "sources": sources, "sinks": sinks, "streams": streams, "consumers": every, "syncs": read,
     }  # fmt: skip
-    problems = [_actionable(each) for each in status["problems"]]
+    known = {
+        "source": {each["name"] for each in sources if each["configured"]},
+        "sink": {each["name"] for each in sinks},
+        "consumer": ChainMap(status["consumers"], nats),
+        "sync": {each["name"] for each in read},
+    }
+    problems = [actionable(each, known) for each in status["problems"][:MOST_PROBLEMS]]
     return visit.render(
         "overview/page.html",
         status=status,
         problems=problems,
+        wrong=len(status["problems"]),
+        built_in=SYNCS,
         totals={kind: len(those) for kind, those in found.items()},
         lag=sum(each["lag_messages"] for _, each in every),
         waiting=sum(each.get("waiting") or 0 for each in sources),
         rate=sum(each.get("per_second") or 0.0 for each in [*sinks, *nats.values()]),
-        linked=_linked(visit),
         **kinds,
     )
 
 
-@PAGE.get("/chart/{name}")
-async def chart(visit: Visit) -> Response:
-    """Return the last hour's figures of a chart."""
-    found = _CHARTS.get(visit.part("name")) or visit.missing("There is no such chart.")
+@PAGE.get("/charts")
+async def charts(visit: Visit) -> Response:
+    """Return the last hour's figures, by chart."""
     history = await visit.get("/v1/status/history")
-    series = [{"name": label, "unit": unit, "values": history[key]} for key, label, unit in found]
-    return visit.json({"at": history["at"], "series": series})
+    found = {
+        name: [{"name": label, "unit": unit, "values": history[key]} for key, label, unit in series]
+        for name, series in _CHARTS.items()
+    }
+    return visit.json({"at": history["at"], "charts": found})
 
 
 @PAGE.post("/resume/{consumer}")
@@ -85,24 +99,15 @@ async def resume(visit: Visit) -> Response:
     return visit.fail(max(answers, key=lambda answer: answer.status != 404))
 
 
-def _linked(visit: Visit) -> set[str]:
-    """Return the names of the pages that have one of its own for each of their things."""
-    return {
-        page.name
-        for page in visit.pages
-        for method, path, *_ in page.routes
-        if method == "GET" and _OF_ONE.fullmatch(path)
-    }
-
-
 _CHARTS: Final = {
     "throughput": (
         ("captured_per_second", "captured", "messages/s"),
         ("delivered_per_second", "delivered", "messages/s"),
     ),
-    "latency": (
-        ("waiting_seconds", "oldest not delivered", "s"),
-        ("lag_seconds", "oldest not acked", "s"),
+    "latency": (("latency_seconds", "commit to delivered, mean", "s"),),
+    "age": (
+        ("waiting_seconds", "not delivered", "s"),
+        ("lag_seconds", "not acked", "s"),
     ),
     "lag": (("lag_messages", "lag", "messages"),),
 }
@@ -116,13 +121,16 @@ async def _entities(
     rows = []
     for name in sorted({*configured, *running}):
         entity = configured.get(name)
-        row = {"name": name, "level": "not seen here", "type": None, **running.get(name, {})}
+        row = {
+            "name": name, "level": "not seen here", "type": None, **running.get(name, {}),
+            "configured": entity is not None,
+        }  # fmt: skip
         if entity is not None:
             row["type"] = row["type"] or entity["spec"].get("type")
         if name in running:
             row["level"] = parts.get(f"{kind} {name}", "ready")
         elif entity is not None and entity["refusal"] is not None:
-            row["level"] = "failed"
+            row["level"] = parts.get(f"{kind} {name}", "degraded")
         rows.append(row)
     return rows
 
@@ -134,12 +142,22 @@ def _level_of_stream(name: str, status: Mapping[str, Any], parts: Mapping[str, s
     return parts.get("store", "ready")
 
 
-def _sync(sync: Row) -> Row:
+def _lags(consumers: Iterable[tuple[str, Row]]) -> dict[str, Row]:
+    """Return how far the consumer of each stream is behind that is the furthest, by the stream."""
+    found: dict[str, Row] = {}
+    for _, each in consumers:
+        worst = found.setdefault(each["stream"], {"lag_messages": 0, "lag_seconds": 0.0})
+        for key in ("lag_messages", "lag_seconds"):
+            worst[key] = max(worst[key], each.get(key) or 0)
+    return found
+
+
+def _sync(sync: Row, parts: Mapping[str, str]) -> Row:
     collections = sync["collections"]
     lags = [each["lag_seconds"] for each in collections if each["lag_seconds"] is not None]
     return {
         "name": sync["name"],
-        "level": "degraded" if sync["health"] else "ready",
+        "level": syncs.level_of(sync, parts),
         "status": sync["status"],
         "collections": len(collections),
         "lag_seconds": max(lags, default=None),
@@ -178,22 +196,3 @@ def _worst_consumers(
             row |= {"type": "nats", "dead_letters": each["dead_lettered"]}
         rows.append(row)
     return rows
-
-
-def _actionable(problem: Row) -> Row:
-    """Return a problem with the commands of its remedy, and the button that does the same."""
-    remedy, subject = problem["remedy"], problem["subject"]
-    commands = [quoted or bare for quoted, bare in _COMMAND.findall(remedy)]
-    action = None
-    consumer = subject.rpartition("/")[2] if subject.startswith("consumer ") else ""
-    requests = _REQUEST.findall(remedy)
-    if consumer and problem["code"] in ("paused", "disabled"):
-        action = {"path": f"overview/resume/{consumer}", "text": f"Resume {consumer}"}
-    elif subject.startswith("sink ") and problem["code"] == "paused":
-        sink = subject.removeprefix("sink ")
-        action = {"path": f"sinks/{sink}/resume", "text": f"Resume {sink}"}
-    commands += [
-        f'curl -X POST -H "Authorization: Bearer $PENSTOCK_TOKEN" "$PENSTOCK_URL{path}"'
-        for path in requests
-    ]
-    return {**problem, "commands": commands, "action": action}

@@ -19,7 +19,7 @@ from penstock.api.console.render import render
 from penstock.api.console.sessions import PATH, Session
 
 MOST: Final = 20_000
-"""How many things a list is searched and sorted among; beyond, it shows that there are more."""
+"""How many things a list is searched and sorted among; beyond, the page says that there are more."""
 
 
 class Visit:
@@ -42,6 +42,8 @@ class Visit:
         self.pages = pages
         self.form = form
         """The fields that were posted; empty for a GET."""
+        self.cut = 0
+        """How many were read of a list that has more, 0 where each was read whole."""
         self._management = management
 
     @property
@@ -85,15 +87,26 @@ class Visit:
 
     async def all(self, path: str, **query: Any) -> list[dict[str, Any]]:
         """Return a list to its end, up to `MOST`."""
-        found: list[dict[str, Any]] = []
-        cursor = None
-        while len(found) < MOST:
-            page = await self.get(path, limit=MAX_PAGE, cursor=cursor, **query)
-            found += page["data"]
-            cursor = page["next"]
-            if cursor is None:
-                break
+        answer = await self.whole(path, **query)
+        if not answer.ok:
+            raise CallError(answer)
+        found: list[dict[str, Any]] = answer.body["data"]
         return found
+
+    async def whole(self, path: str, **query: Any) -> Answer:
+        """Return a list to its end as one answer, up to `MOST`, or the problem that there was."""
+        found: list[dict[str, Any]] = []
+        while True:
+            answer = await self.api("GET", path, {"limit": MAX_PAGE, **query})
+            if not answer.ok:
+                return answer
+            found += answer.body["data"]
+            query["cursor"] = answer.body["next"]
+            if query["cursor"] is None or len(found) >= MOST:
+                break
+        if query["cursor"] is not None:
+            self.cut = len(found)
+        return Answer(200, {"data": found})
 
     def missing(self, cause: str) -> NoReturn:
         """Answer that there is no such thing."""

@@ -34,6 +34,13 @@ _COLUMNS: Final = (
     Column("retries", "Retries", figure=True),
     Column("dead_lettered", "Dead letters", figure=True),
 )
+_READERS: Final = (
+    Column("name", "Name"),
+    Column("level", "State"),
+    Column("type", "Type"),
+    Column("lag_messages", "Lag", figure=True),
+    Column("in_flight", "In flight", figure=True),
+)
 Row = dict[str, Any]
 
 
@@ -66,7 +73,8 @@ async def show(visit: Visit) -> Response:
     problems = [each for each in status["problems"] if each["subject"] == f"sink {name}"]
     spec = {} if entity is None else entity["spec"]
     return visit.render(
-        "sinks/show.html", sink=row, entity=entity, spec=spec, readers=readers, problems=problems,
+        "sinks/show.html", sink=row, entity=entity, spec=spec, problems=problems,
+        list=Listing(visit, readers, _READERS, search=("name", "level", "type")),
         requests=requests(visit, f"/v1/streams/{name}", own=True),
     )  # fmt: skip
 
@@ -137,9 +145,13 @@ def _row(name: str, entity: Row | None, status: Mapping[str, Any]) -> Row:
     running = status["sinks"].get(name)
     if running is not None:
         row |= running
-        row |= {"level": status["parts"].get(f"sink {name}", "ready"), "lag": running["backlog"]}
+        row |= {
+            "level": status["parts"].get(f"sink {name}", "ready"),
+            "lag": running.get("backlog"),
+        }
     elif entity is not None and entity["refusal"] is not None:
-        row |= {"level": "failed", "error": entity["refusal"]["reason"]}
+        level = status["parts"].get(f"sink {name}", "degraded")
+        row |= {"level": level, "error": entity["refusal"]["reason"]}
         row["since"] = entity["refusal"]["at"]
     return row
 

@@ -44,6 +44,17 @@ _TABLE_COLUMNS: Final = (
     Column("replica_identity", "Old values in changes"),
     Column("published", "Published"),
 )
+_SLOT_COLUMNS: Final = (
+    # This source's own comes first.
+    Column("name", "Slot", value=lambda row: f"{0 if row['own'] else 1} {row['name']}"),
+    Column("state", "State"),
+    Column("retained_bytes", "WAL held", figure=True),
+    Column("lag_bytes", "Not confirmed", figure=True),
+    Column("lag_seconds", "Lag", figure=True),
+    Column("confirmed_flush_lsn", "Confirmed to", sortable=False),
+    Column("database", "Database"),
+    Column("plugin", "Plugin"),
+)
 _STATEMENT: Final = re.compile(r"\b(?:ALTER|CREATE|DROP|GRANT|SELECT) [^;]*;")
 # Not the run itself, which a remedy has one start or stop where it is started.
 _COMMAND: Final = re.compile(r"Run: (penstock .+)$|`(penstock (?!run`)[^`]+)`")
@@ -95,14 +106,17 @@ async def change(visit: Visit) -> Response:
     form, entity = visit.form, await _entity(visit)
     name = entity["name"]
     spec = entity_forms.given(form, _KEYS, entity["spec"])
-    sent = f"/v1/sources/{name}", {"dry_run": "confirm" not in form}, spec, entity_forms.tag(form)
-    answer = await visit.api("PUT", *sent)
-    follows = answer.body["consequences"] if answer.ok else []
-    if answer.ok and not ("confirm" in form or follows):
-        answer = await visit.api("PUT", sent[0], None, *sent[2:])
+    path, tag = f"/v1/sources/{name}", entity_forms.tag(form)
+    answer = await visit.api("PUT", path, {"dry_run": True}, spec, tag)
+    follows: list[str] = []
+    if answer.ok:
+        losses = answer.body["losses"]
+        follows = [each for each in answer.body["consequences"] if each not in losses]
+        if form.agrees(name, losses) and (losses or "agreed" in form or not follows):
+            answer = await visit.api("PUT", path, None, spec, tag)
     if answer.ok and not answer.body["dry_run"]:
         return visit.redirect(f"sources/{name}", done="changed")
-    status = 422 if answer.ok else entity_forms.refuse(form, answer, _KEYS)
+    status = form.status if answer.ok else entity_forms.refuse(form, answer, _KEYS)
     visit.form = entity_forms.shown_again(form, _KEYS, {})
     return visit.render("sources/edit.html", status, source=entity, follows=follows)
 
@@ -140,15 +154,20 @@ async def pick(visit: Visit) -> Response:
     if not picked:
         form.problem = "Pick one table at least."
         return await _tables(visit, 422)
-    query = {"dry_run": "confirm" not in form}
-    answer = await visit.api(
-        "PATCH", f"/v1/sources/{name}", query, {"tables": picked}, entity_forms.tag(form)
-    )
+    sent = {"tables": picked}, entity_forms.tag(form)
+    answer = await visit.api("PATCH", f"/v1/sources/{name}", {"dry_run": True}, *sent)
+    if answer.ok and answer.body["action"] != "nothing":
+        plan = answer.body
+        if not form.agrees(name, plan["losses"]) or not form.many("tables"):
+            follows = [each for each in plan["consequences"] if each not in plan["losses"]]
+            return visit.render(
+                "sources/picked.html", form.status, source=entity, picked=picked, follows=follows,
+                warnings=plan["warnings"],
+            )  # fmt: skip
+        answer = await visit.api("PATCH", f"/v1/sources/{name}", None, *sent)
     if not answer.ok:
         form.problem = "; ".join(answer.errors.values()) or answer.detail
         return await _tables(visit, answer.status)
-    if query["dry_run"] and answer.body["action"] != "nothing":
-        return visit.render("sources/picked.html", source=entity, picked=picked, plan=answer.body)
     return visit.redirect(f"sources/{name}/check", done="picked")
 
 
@@ -173,8 +192,10 @@ def _running(state: Mapping[str, Any], entity: Mapping[str, Any]) -> dict[str, A
     found = dict(state["sources"].get(name, {}))
     if name in state["sources"]:
         found["level"] = state["parts"].get(f"source {name}", "ready")
+    elif entity["refusal"] is not None:
+        found["level"] = state["parts"].get(f"source {name}", "degraded")
     else:
-        found["level"] = "not seen here" if entity["refusal"] is None else "failed"
+        found["level"] = "not seen here"
     return found
 
 
@@ -187,8 +208,8 @@ async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
         for each in state["problems"]
         if each["subject"] == f"source {name}" or each["subject"].startswith(f"source {name}:")
     ]
-    slots = await visit.api("GET", f"/v1/sources/{name}/slots", {"limit": 200})
-    rows = slots.body["data"] if slots.ok else []
+    slots = await visit.whole(f"/v1/sources/{name}/slots")
+    rows = [_slot(each) for each in slots.body["data"]] if slots.ok else []
     values = {"tested": None, "shown": None, **values}
     return visit.render(
         "sources/show.html",
@@ -198,7 +219,7 @@ async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
         problems=problems,
         slots=slots,
         own=next((each for each in rows if each["own"]), None),
-        rows=sorted(rows, key=lambda each: not each["own"]),
+        list=Listing(visit, rows, _SLOT_COLUMNS, search=("name", "state", "database", "plugin")),
         tables=_patterns(entity["spec"]),
         sinks=[s for s in await visit.all("/v1/sinks") if s["spec"].get("source") == name],
         bastion=await entity_forms.bastion_of(visit, "source", entity),
@@ -206,18 +227,23 @@ async def _source(visit: Visit, status: int = 200, **values: Any) -> Response:
     )
 
 
+def _slot(slot: dict[str, Any]) -> dict[str, Any]:
+    """Return a slot with its state in words, and the level of that."""
+    level, state = "other", "nothing reads it"
+    if slot["invalidation_reason"] or slot["wal_status"] == "lost":
+        level, state = "failed", "lost"
+    elif slot["wal_status"] == "unreserved":
+        level, state = "degraded", "about to be lost"
+    elif slot["active"]:
+        level, state = "ready", "read"
+    return {**slot, "level": level, "state": state, "plugin": slot["plugin"] or slot["slot_type"]}
+
+
 async def _tables(visit: Visit, status: int = 200, picked: Sequence[str] | None = None) -> Response:
     """Show the tables; those are checked that the source has, or that are picked in a form."""
     entity = await _entity(visit)
-    found: list[dict[str, Any]] = []
-    cursor, answer = None, None
-    while answer is None or cursor is not None:
-        query = {"limit": 1000, "cursor": cursor}
-        answer = await visit.api("GET", f"/v1/sources/{entity['name']}/tables", query)
-        if not answer.ok:
-            break
-        found += answer.body["data"]
-        cursor = answer.body["next"]
+    answer = await visit.whole(f"/v1/sources/{entity['name']}/tables")
+    found = answer.body["data"] if answer.ok else []
     patterns = _patterns(entity["spec"]) if picked is None else picked
     for table in found:
         table["schema"] = str(TablePattern(table["table_schema"], None))

@@ -6,18 +6,17 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from starlette.responses import Response
 
 from penstock.api.console import exact
 from penstock.api.console.calls import Answer
-from penstock.api.console.lists import Column, Listing
+from penstock.api.console.lists import SIZE, Column, Listing, ListUrl, position_order
 from penstock.api.console.page import ConsolePage, Visit
 from penstock.api.console.render import NONE
 
 PAGE = ConsolePage("streams", "Streams")
-SIZE: Final = 50
 _SHOWN: Final = 160
 """Characters of a message that a line of the list has."""
 _AROUND: Final = 60
@@ -28,7 +27,7 @@ _COLUMNS: Final = (
     Column("source", "Source"),
     Column("retention_ms", "Kept for", figure=True),
     Column("segments", "Segments", figure=True),
-    Column("head", "Newest message at", value=lambda row: row["place"]),
+    Column("head", "Newest message at", value=lambda row: position_order(row["head"])),
 )
 _ACTIONS: Final = ("insert", "update", "delete", "read")
 _FIELDS: Final = ("filter", "table", "key", "columns", "action", "after", "since")
@@ -69,8 +68,8 @@ async def messages(visit: Visit) -> Response:
     answer = await visit.api("GET", path, {**sent, "cursor": cursor})
     if not answer.ok and answer.status not in (409, 422):
         visit.fail(answer)
-    kept = {k: v for k, v in query.items() if v and k not in ("cursor", "tail", "done")}
-    here = visit.request.url.path
+    here = ListUrl(visit)
+    following = answer.body["next"] if answer.ok else None
     return visit.render(
         "streams/messages.html",
         stream=stream,
@@ -83,12 +82,10 @@ async def messages(visit: Visit) -> Response:
         fault=None if answer.ok else _fault(answer, asked["filter"]),
         sought=any(asked.values()),
         curl=_curl(path, {**sent, "limit": 100}),
-        start=_url(here, kept) if cursor else "",
-        next=_url(here, {**kept, "cursor": answer.body["next"]})
-        if answer.ok and answer.body["next"]
-        else "",
-        tail_url=_url(here, kept if tail else {**kept, "tail": "1"}),
-        plain=here,
+        start=here.url(cursor=None) if cursor else "",
+        next=here.url(cursor=following) if following else "",
+        tail_url=here.url(cursor=None, tail=None if tail else "1"),
+        plain=visit.request.url.path,
     )
 
 
@@ -108,7 +105,7 @@ async def message(visit: Visit) -> Response:
     more = chosen.pop("more_consumers")
     shown = {key: value for key, value in chosen.items() if key != "position"}
     key = shown.get("metadata", {}).get("idempotency_key")
-    letters = await visit.get("/v1/dead-letters", idempotency_key=key) if key else {"data": []}
+    letters = await visit.all("/v1/dead-letters", idempotency_key=key) if key else []
     nats = [
         {**each, "done": _passed(each, chosen["position"])}
         for each in await visit.all("/v1/nats-consumers")
@@ -127,7 +124,7 @@ async def message(visit: Visit) -> Response:
         history=history,
         more=more,
         consumer=consumer,
-        letters=[each for each in letters["data"] if each["sink"] is not None],
+        letters=[each for each in letters if each["sink"] is not None],
         nats=nats,
         curl=_curl(path, {}),
         post=f'curl -X POST -H "Content-Type: application/json" --data-raw {shlex.quote(body)}'
@@ -216,10 +213,6 @@ def _fault(answer: Answer, text: str) -> Row:
         "why": errors["filter"],
         "position": at,
     }
-
-
-def _url(path: str, query: Mapping[str, str]) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _curl(path: str, query: Mapping[str, Any]) -> str:

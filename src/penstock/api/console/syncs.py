@@ -1,8 +1,8 @@
-"""Syncs: how each collection is and what comes next; credentials, their health and their budgets."""
+"""Syncs: how each one is, how each of its collections is, and what comes next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -38,17 +38,49 @@ _COLUMNS: Final = (
     Column("actions", "", sortable=False),
 )
 
+_COLLECTIONS: Final = (
+    Column("id", "Collection"),
+    Column("phase", "Phase"),
+    Column("share", "Backfill"),
+    Column("last_success", "Last read"),
+    Column("next_run", "Next run"),
+    Column("records_read", "Read", figure=True),
+    Column("inserted", "Inserted", figure=True),
+    Column("changed", "Changed", figure=True),
+    Column("deleted", "Deleted", figure=True),
+    Column("unreadable", "Unreadable", figure=True),
+    Column("requests", "Requests", figure=True),
+    Column("deletes", "Deletes"),
+    Column("actions", "", sortable=False),
+)
+
 
 @PAGE.get()
 async def listed(visit: Visit) -> Response:
-    """List the syncs, and the credentials that they use."""
+    """List the syncs."""
     return await _list(visit)
 
 
 @PAGE.get("/{name}")
 async def show(visit: Visit) -> Response:
     """Show how each collection of a sync is."""
-    return visit.render("syncs/sync.html", sync=await _sync(visit))
+    sync = await _sync(visit)
+    found = Listing(visit, sync["collections"], _COLLECTIONS, search=("id", "phase"))
+    return visit.render("syncs/sync.html", sync=sync, list=found)
+
+
+def level_of(sync: Mapping[str, Any], parts: Mapping[str, str]) -> str:
+    """Return how a sync is: as the status has it (`parts`), else by what the store shows of it.
+
+    The status lacks it where no run in this process has the syncs.
+    """
+    known = parts.get(f"sync {sync['name']}")
+    if known is not None:
+        return known
+    if sync["refusal"] is not None or sync["health"]:
+        return "degraded"
+    waits = all(each["phase"] == "waiting" for each in sync["collections"])
+    return "starting" if waits and sync["status"] == "active" else "ready"
 
 
 @PAGE.post("/{name}/run")
@@ -84,15 +116,6 @@ async def resume(visit: Visit) -> Response:
     return await _ask(visit, "resume")
 
 
-@PAGE.post("/credentials/{credential}/check")
-async def check(visit: Visit) -> Response:
-    """Try a credential with one harmless request."""
-    name = visit.part("credential")
-    answer = await visit.api("POST", f"/v1/credentials/{name}/check")
-    # What was checked is the outcome: the check itself has succeeded.
-    return visit.render("syncs/checked.html", name=name, answer=answer)
-
-
 async def _ask(visit: Visit, command: str) -> Response:
     name, collection = visit.part("name"), visit.form["collection"]
     body = {"collection": collection} if collection else None
@@ -103,36 +126,26 @@ async def _ask(visit: Visit, command: str) -> Response:
 
 
 async def _list(visit: Visit) -> Response:
-    syncs = [_row(each) for each in await visit.all("/v1/syncs")]
-    credentials = await visit.all("/v1/credentials")
-    budgets = (await visit.get("/v1/status")).get("budgets", {})
+    status = await visit.get("/v1/status")
+    syncs = [_row(each, status["parts"]) for each in await visit.all("/v1/syncs")]
     found = Listing(
         visit, syncs, _COLUMNS, search=("name", "provider", "credential", "setting", "level")
     )
-    shown = [_credential(each, syncs, budgets) for each in credentials]
-    return visit.render("syncs/list.html", list=found, credentials=shown)
+    return visit.render("syncs/list.html", list=found)
 
 
 async def _sync(visit: Visit) -> Row:
     found: Row = await visit.get(f"/v1/syncs/{visit.part('name')}")
-    return _row(found)
+    return _row(found, (await visit.get("/v1/status"))["parts"])
 
 
-def _row(sync: Row) -> Row:
+def _row(sync: Row, parts: Mapping[str, str]) -> Row:
     collections = [_collection(sync, each) for each in sync["collections"]]
     reading = [each["share"] for each in collections if each["share"] is not None]
-    failing = next((each for each in collections if each["health"]), None)
-    level = "ready"
-    if sync["refusal"] is not None:
-        level = "failed"
-    elif failing is not None:
-        level = "degraded"
-    elif sync["status"] == "active" and all(e["phase"] == "waiting" for e in collections):
-        level = "starting"
     return {
         **sync,
         "collections": collections,
-        "level": level,
+        "level": level_of(sync, parts),
         "provider": sync["spec"].get("provider", ""),
         "credential": sync["spec"].get("credential", ""),
         "setting": sync["status"],
@@ -166,31 +179,3 @@ def _seconds_to(end: str | None) -> float | None:
 def _ends(which: Any, collections: Iterable[Row], key: str) -> str | None:
     found = [str(each[key]) for each in collections if each[key] is not None]
     return which(found) if found else None
-
-
-def _credential(entity: Row, syncs: Sequence[Row], budgets: Mapping[str, Row]) -> Row:
-    """Return a credential with its health, which is that of what is read with it, and its budget."""
-    name = entity["name"]
-    users = [sync for sync in syncs if sync["credential"] == name]
-    healths = [c["health"] for sync in users for c in sync["collections"] if c["health"]]
-    known = any(c["last_run"] for sync in users for c in sync["collections"])
-    health = next((each for each in healths if each["code"] in _OF_CREDENTIAL), None)
-    level = "ready" if known else "other"
-    if entity["refusal"] is not None:
-        level = "failed"
-    elif health is not None:
-        level = "degraded"
-    return {
-        "name": name,
-        "provider": entity["spec"].get("provider", ""),
-        "users": [sync["name"] for sync in users],
-        "level": level,
-        "word": "not used yet" if level == "other" else level,
-        "why": entity["refusal"]["reason"] if entity["refusal"] else "",
-        "health": health,
-        "budget": budgets.get(name),
-    }
-
-
-_OF_CREDENTIAL: Final = frozenset({"unauthorized", "forbidden", "credential", "rate_limited"})
-"""Codes of what is wrong with the credential, and not with the API or with what it sends."""

@@ -28,6 +28,7 @@ _COLUMNS: Final = (
     Column("bastion", "Bastion"),
     Column("uses", "Used by", figure=True),
 )
+_USES: Final = (Column("name", "Name"), Column("kind", "Kind"), Column("type", "Type"))
 _SECRETS: Final[dict[str, tuple[str, ...]]] = {
     "nats": ("password", "token", "nkey_seed"),
     "http": ("headers", "secrets"),
@@ -116,11 +117,15 @@ async def _page(visit: Visit, status: int = 200, kind: str = "") -> Response:
 async def _target(visit: Visit, status: int = 200, **values: Any) -> Response:
     entity = await _entity(visit)
     values = {"tested": None, "shown": None, **values}
+    uses = [
+        {**each, "id": f"{each['name']} {each['kind']}"}
+        for each in await visit.all(f"/v1/targets/{entity['name']}/uses")
+    ]
     return visit.render(
         "targets/show.html",
         status,
         target=entity,
-        uses=await visit.get(f"/v1/targets/{entity['name']}/uses", limit=200),
+        list=Listing(visit, uses, _USES, search=("name", "kind", "type"), key="id"),
         bastion=await entity_forms.bastion_of(visit, "target", entity),
         **values,
     )
@@ -128,7 +133,7 @@ async def _target(visit: Visit, status: int = 200, **values: Any) -> Response:
 
 async def _deletion(visit: Visit, status: int = 200) -> Response:
     entity = await _entity(visit)
-    uses = await visit.get(f"/v1/targets/{entity['name']}/uses", limit=200)
+    uses = await visit.all(f"/v1/targets/{entity['name']}/uses")
     bastion = _address(entity["spec"].get("bastion"))
     return visit.render("targets/delete.html", status, target=entity, uses=uses, bastion=bastion)
 

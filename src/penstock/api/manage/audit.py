@@ -21,6 +21,7 @@ api = new_router()
 
 
 class _Query(Paged):
+    order: Literal["newest", "oldest"] = Field("newest", description="Which ones come first.")
     q: Annotated[str, AfterValidator(storable)] | None = Field(
         None, max_length=200, description="A part of who, door, kind, name, action or version."
     )
@@ -66,20 +67,23 @@ class _Entry(BaseModel):
 
 
 class _Audit(Page):
-    """The audit log, the newest first; secrets are masked."""
+    """The audit log; secrets are masked."""
 
     data: list[_Entry]
 
 
 @api.get("/v1/audit", response_model=_Audit, summary="Read the audit log")
 async def audit(context: AppContext, query: Annotated[_Query, Query()]) -> Response:
-    (before,) = after(query.cursor, int) or (None,)
+    (last,) = after(query.cursor, int) or (None,)
+    oldest = query.order == "oldest"
     found = await context.run(
         context.state.history,
         kind=query.kind,
         name=query.name,
         search=query.q,
-        before=before,
+        before=None if oldest else last,
+        after=last if oldest else None,
+        oldest=oldest,
         limit=query.limit + 1,
     )
     page, last = following(found, query.limit, lambda entry: (entry.id,))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
@@ -49,6 +49,10 @@ class _Query(Paged):
     idempotency_key: _Text | None = Field(None, description="Those of the message with this key.")
 
 
+class _Listed(_Query):
+    order: Literal["oldest", "newest"] = Field("oldest", description="Which ones come first.")
+
+
 class _Letter(BaseModel):
     id: int
     sink: str | None
@@ -69,7 +73,7 @@ class _WholeLetter(_Letter):
 
 
 class _LettersPage(Page):
-    """Dead letters without their messages, the oldest first."""
+    """Dead letters without their messages."""
 
     data: list[_Letter]
 
@@ -185,12 +189,15 @@ async def _replay(
 
 
 @api.get(_LETTERS, response_model=_LettersPage, summary="List dead letters")
-async def list_letters(context: AppContext, query: Annotated[_Query, Query()]) -> Response:
-    (last,) = after(query.cursor, int) or (0,)
+async def list_letters(context: AppContext, query: Annotated[_Listed, Query()]) -> Response:
+    (last,) = after(query.cursor, int) or (None,)
+    newest = query.order == "newest"
     sink, consumer = await _named(context, query.sink, query.consumer)
     found = await context.run(
-        context.store.letters.page, sink, consumer, query.limit + 1, after=last, code=query.code,
-        text=query.text, replayed=query.replayed, key=query.idempotency_key,
+        context.store.letters.page, sink, consumer, query.limit + 1,
+        after=0 if newest else last or 0, newest=newest,
+        through=max(last, 1) - 1 if newest and last is not None else None,
+        code=query.code, text=query.text, replayed=query.replayed, key=query.idempotency_key,
     )  # fmt: skip
     page, following_ = following(found, query.limit, lambda letter: (letter.id,))
     return json_answer({"data": [_body(letter) for letter in page], "next": following_})

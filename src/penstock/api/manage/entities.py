@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from penstock.api.manage.access import door_of, grant_of
 from penstock.api.manage.changes import Asked, Changed, delete, put
@@ -22,7 +22,7 @@ from penstock.api.manage.settings import name_of
 from penstock.api.manage.views import VIEWS, EntityBody, View
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import body_of, json_answer, read_object
-from penstock.api.schemas import Page
+from penstock.api.schemas import DryRun, Page
 from penstock.config.document import Spec
 from penstock.config.models import SECTIONS
 from penstock.core import queries
@@ -30,12 +30,6 @@ from penstock.core import queries
 _SQL: Final = queries.load("penstock.api.manage", "manage.sql")
 
 api = new_router()
-
-
-class _DryRun(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    dry_run: bool = Field(False, description="Only show what would be done.")
 
 
 class _FieldChange(BaseModel):
@@ -50,7 +44,11 @@ class _Change(BaseModel):
 
     action: Literal["create", "update", "delete", "take over", "nothing"]
     fields: list[_FieldChange]
+    taken_from: Literal["file"] | None = Field(
+        description="`file` where a file managed it: the next apply of that changes it back."
+    )
     consequences: list[str]
+    losses: list[str] = Field(description="Those of them by which something is lost.")
     warnings: list[str] = Field(description="What could not be checked, or may not be meant.")
     dry_run: bool
 
@@ -102,7 +100,7 @@ def _add_writes(kind: str, section: str) -> None:
         {"type": "object", "description": f"The {kind}'s keys, as penstock.yaml has them."}
     )
 
-    async def asked(context: Context, request: Request, query: _DryRun) -> Asked:
+    async def asked(context: Context, request: Request, query: DryRun) -> Asked:
         given: str = request.path_params[kind]
         name = await name_of(context, kind, given)
         if name == given and _is_id(given):
@@ -121,7 +119,9 @@ def _add_writes(kind: str, section: str) -> None:
             "entity": entity,
             "action": "nothing" if shown is None else shown["action"],
             "fields": [] if shown is None else shown["fields"],
+            "taken_from": None if planned is None else planned.taken_from,
             "consequences": [] if planned is None else list(planned.consequences),
+            "losses": [] if planned is None else list(planned.losses),
             "warnings": list(changed.warnings),
             "dry_run": of.dry_run,
         }
@@ -130,7 +130,7 @@ def _add_writes(kind: str, section: str) -> None:
         return json_answer(result, 201 if made else 200, headers)
 
     async def replace(
-        context: AppContext, request: Request, query: Annotated[_DryRun, Query()]
+        context: AppContext, request: Request, query: Annotated[DryRun, Query()]
     ) -> Response:
         spec = await read_object(request)
         of = await asked(context, request, query)
@@ -144,7 +144,7 @@ def _add_writes(kind: str, section: str) -> None:
     )  # fmt: skip
 
     async def change(
-        context: AppContext, request: Request, query: Annotated[_DryRun, Query()]
+        context: AppContext, request: Request, query: Annotated[DryRun, Query()]
     ) -> Response:
         patch = await read_object(request)
         of = await asked(context, request, query)
@@ -166,7 +166,7 @@ def _add_writes(kind: str, section: str) -> None:
     )  # fmt: skip
 
     async def remove(
-        context: AppContext, request: Request, query: Annotated[_DryRun, Query()]
+        context: AppContext, request: Request, query: Annotated[DryRun, Query()]
     ) -> Response:
         of = await asked(context, request, query)
         return await answer(context, await context.run_change(delete, context, of), of)

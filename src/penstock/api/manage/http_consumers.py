@@ -23,10 +23,12 @@ from penstock.api.schemas import (
     ConsumerBody,
     ConsumerMessages,
     ConsumersBody,
+    DryRun,
     Letters,
     NewPull,
     NewWebhook,
     Rewind,
+    RewindEffectBody,
     Success,
     consumer_body,
     position_body,
@@ -35,6 +37,7 @@ from penstock.config.consumers import ConsumerSettings, WebhookKeys
 from penstock.config.strict import DIGITS
 from penstock.core.message import Position
 from penstock.desired.actions import Action
+from penstock.desired.facts import messages as messages_text
 from penstock.streams.connection import Also
 from penstock.streams.consumers.consumer import Consumer
 from penstock.streams.consumers.facts import ConsumerFacts
@@ -45,6 +48,7 @@ from penstock.streams.consumers.types import (
     ConsumerLetter,
     ConsumerMessage,
     ConsumerSpec,
+    RewindEffect,
 )
 
 _CONSUMERS: Final = "/v1/http-consumers"
@@ -142,19 +146,24 @@ async def delete_consumer(consumers: AppConsumers, consumer: str, request: Reque
 
 @api.post(
     f"{_CONSUMER}/rewind",
-    response_model=Success,
+    response_model=Success | RewindEffectBody,
     summary="Continue from another position",
-    description="Deliveries in flight are forgotten: their tokens are refused from now on.",
+    description="Deliveries in flight are forgotten: their tokens are refused from now on. With "
+    "`dry_run` nothing is done: the answer has what would be.",
     responses=documented(413),
     openapi_extra=body_of(Rewind),
 )
-async def rewind(consumers: AppConsumers, consumer: str, request: Request) -> Response:
+async def rewind(
+    consumers: AppConsumers, consumer: str, request: Request, query: Annotated[DryRun, Query()]
+) -> Response:
     given = await read_object(request)
     to = place(given)
     found = await consumers.get(consumer)
     if isinstance(to, Position):
         lsn = to.lsn + await consumers.base(found)
         to = Position(max(0, min(lsn, _MAX_BIGINT)), to.idx)
+    if query.dry_run:
+        return effect_answer(found.info.name, await found.effect_of_rewind(to))
     await found.rewind(to, _line(request, found, "rewind", **given))
     return Json(SUCCESS)
 
@@ -268,6 +277,21 @@ def place(body: dict[str, Any]) -> Position | datetime | Literal["all", "new"]:
             "its offset as in 2026-01-31T12:00:00Z",
         ) from None
     return Position(to.lsn, to.idx) if isinstance(to, BaseModel) else to
+
+
+def effect_answer(name: str, effect: RewindEffect) -> Response:
+    """Answer with what a rewind of a consumer would do."""
+
+    def counted(number: int) -> str:
+        return messages_text(number) + ("" if effect.exact else " or more")
+
+    losses, consequences = [], []
+    if effect.skipped or (not effect.again and not effect.exact):
+        losses = [f"consumer {name} skips {counted(effect.skipped)} that it is not done with"]
+    if effect.again:
+        consequences = [f"consumer {name} delivers {counted(effect.again)} again"]
+    body = {"consequences": [*losses, *consequences], "losses": losses, "dry_run": True}
+    return json_answer(body)
 
 
 def _message_body(message: ConsumerMessage, base: int) -> bytes:

@@ -15,12 +15,12 @@ from pydantic import BaseModel, Field
 
 from penstock.api.manage.context import Context
 from penstock.api.manage.endpoints import AppContext, new_router
-from penstock.api.manage.http_consumers import place
+from penstock.api.manage.http_consumers import effect_answer, place
 from penstock.api.manage.pages import Paged, after, following
 from penstock.api.manage.settings import name_of
 from penstock.api.problems import Problem, documented
 from penstock.api.requests import SUCCESS, Json, body_of, json_answer, read_object
-from penstock.api.schemas import Page, PositionBody, Rewind, Success
+from penstock.api.schemas import DryRun, Page, PositionBody, Rewind, RewindEffectBody, Success
 from penstock.core.errors import StoreError
 from penstock.desired.actions import Action
 from penstock.streams.nats_consumers import NO_CONSUMER, NatsConsumers
@@ -131,14 +131,22 @@ async def resume_nats_consumer(context: AppContext, consumer: str, request: Requ
 
 @api.post(
     f"{_ONE}/rewind",
-    response_model=Success,
+    response_model=Success | RewindEffectBody,
     summary="Publish from another position on",
+    description="With `dry_run` nothing is done: the answer has what would be.",
     responses=documented(413),
     openapi_extra=body_of(Rewind),
 )
-async def rewind_nats_consumer(context: AppContext, consumer: str, request: Request) -> Response:
+async def rewind_nats_consumer(
+    context: AppContext, consumer: str, request: Request, query: Annotated[DryRun, Query()]
+) -> Response:
     given = await read_object(request)
     to = place(given)
+    if query.dry_run:
+        name = await name_of(context, "consumer", consumer)
+        with _found():
+            look = NatsConsumers(context.store).effect_of_rewind
+            return effect_answer(name, await context.run(look, name, to))
     return await _act(
         context, request, "rewind", partial(NatsConsumers.rewind, to=to), consumer, **given
     )

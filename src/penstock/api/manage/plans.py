@@ -69,6 +69,7 @@ class _Planned(BaseModel):
     fields: list[_Field]
     taken_from: str | None = None
     consequences: list[str]
+    losses: list[str] = Field(description="Those of them by which something is lost.")
 
 
 class _Plan(BaseModel):

@@ -51,6 +51,10 @@ class _History(BaseModel):
     at: list[float] = Field(description="Unix times.")
     captured_per_second: list[float | None]
     delivered_per_second: list[float | None]
+    latency_seconds: list[float | None] = Field(
+        description="From the commit of a transaction until every sink of its source has it, or the"
+        " backlog of one that is behind: the mean of those delivered since the sample before."
+    )
     lag_messages: list[float] = Field(description="Not acked yet, or in backlogs.")
     lag_seconds: list[float] = Field(description="The age of the oldest message not acked yet.")
     waiting_seconds: list[float] = Field(

@@ -38,7 +38,7 @@ from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.delivered import Delivered
 from penstock.sinks.backlog.reported_state import ReportedState
 from penstock.sinks.backlog.sink import SinkBacklog
-from penstock.sinks.backlog.store import Behind, Connection
+from penstock.sinks.backlog.store import Behind, Connection, Taken
 from penstock.streams.nats_consumers import ON_PURPOSE
 from penstock.streams.pool import StorePool
 from penstock.streams.segments import lock_writers
@@ -196,12 +196,14 @@ class Drainer:
                 self._delivered.note_counted(done)
             return False
         if taken is not None:
+            self._note_oldest(taken, 0)
             self._deliver(self._delivered.missing(taken.messages))
             self._report_delivered(_NOTHING, _NOTHING, Written(dead=[*taken.dead]))
             self._delivered.note_counted(taken.end)
             with self._store.lend() as connection:
                 backlog.drained(connection, self.source_id, self.sink, taken.end)
             self._delivered.forget(taken.end)
+            self._note_oldest(taken, -1)
             behind = behind._replace(drained=taken.end)
             # A stream always has more, under a steady load.
             left = done is not None and taken.end < done
@@ -303,6 +305,11 @@ class Drainer:
         return True
 
     # -- reports
+
+    def _note_oldest(self, taken: Taken, row: int) -> None:
+        """Note that no message which waits was committed before this one."""
+        if taken.messages.num_rows:
+            self._state.oldest = backlog.commit_time(taken.messages, row)
 
     def _note_rewind(self) -> None:
         """Forget what was delivered before a rewind: it is to be delivered again."""

@@ -48,6 +48,8 @@ class ReportedState:
         self._reported_at = 0.0
         self.since = 0.0
         """When the sink fell behind, by the monotonic clock."""
+        self.oldest: float | None = None
+        """When the oldest message that waits was committed, or one before it; None: not known."""
 
     @property
     def is_attached(self) -> bool:
@@ -75,6 +77,8 @@ class ReportedState:
         if state != before:
             self._log(state, behind, now)
         fell_behind = before == "attached"
+        if behind is None:
+            self.oldest = None
         if fell_behind and behind is not None:
             self.since = now - behind.seconds
         self._send(
@@ -82,7 +86,7 @@ class ReportedState:
                 "sink": self._sink, "state": state, "backlog": messages, "backlog_bytes": bytes_,
                 "since": time.time() - behind.seconds if behind else None,
                 "why": behind.error if behind else None,
-                "why_code": behind.code if behind else None,
+                "why_code": behind.code if behind else None, "oldest": self.oldest,
             }
         )  # fmt: skip
         return fell_behind

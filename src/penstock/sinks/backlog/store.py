@@ -13,7 +13,9 @@ A source's id and a name identify a sink: pipelines that share a store may use t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -42,6 +44,7 @@ STARTED: Final = "started"
 RESUMED: Final = SinkError("resumed", "It was paused.")
 """Why one that was paused is still behind."""
 _FIRST: Final = -(1 << 62)
+_COMMITTED: Final = re.compile(r'"commit_timestamp":"([^"]+)"')
 _PLACE: Final = ("commit_lsn", "commit_idx", "part")
 
 
@@ -280,6 +283,12 @@ def _today(batch: pa.RecordBatch) -> pa.RecordBatch:
 def last_position(messages: pa.RecordBatch) -> Position:
     """Return the position of the last message."""
     return position_of(messages, -1)
+
+
+def commit_time(messages: pa.RecordBatch, row: int) -> float | None:
+    """Return when a message was committed, in Unix time; None where it does not say."""
+    at = _COMMITTED.search(messages.column("metadata")[row].as_py())
+    return None if at is None else datetime.fromisoformat(at[1]).timestamp()
 
 
 def position_of(messages: pa.RecordBatch, row: int) -> Position:

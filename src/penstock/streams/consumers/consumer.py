@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from penstock.core.message import Position
 from penstock.streams.connection import Also
-from penstock.streams.consumers.entry import Entry, StreamPosition
+from penstock.streams.consumers.entry import Entry, Parked, StreamPosition
 from penstock.streams.consumers.facts import ConsumerFacts, facts_of, oldest_position
 from penstock.streams.consumers.loop import Loop
 from penstock.streams.consumers.reader import ConsumerReader
@@ -24,9 +24,11 @@ from penstock.streams.consumers.types import (
     ConsumerMessage,
     Outcome,
     Received,
+    RewindEffect,
     UnknownDeadLetter,
 )
 from penstock.streams.consumers.view import StreamRef
+from penstock.streams.read import COUNTED
 from penstock.streams.records import commit_position
 
 
@@ -160,6 +162,36 @@ class Consumer:
                     return commit_position(*cursor)
 
         return await self._loop.alone(work)
+
+    async def effect_of_rewind(
+        self, to: Position | datetime | Literal["all", "new"]
+    ) -> RewindEffect:
+        """Return what a rewind to there would do; it is not done."""
+
+        async def work() -> tuple[StreamPosition, StreamPosition, int, dict[int, Parked]]:
+            cursor = await self._steps.cursor_of(to)
+            state = await self._steps.load_newest()
+            skipped = sum(message[:2] <= cursor for message in state.held.values())
+            skipped += sum(at <= cursor for at in state.replays)
+            skipped += sum(of[0] for of in state.parked.values() if of[3:] <= cursor)
+            partly = {
+                group: (*of[:3], *cursor)
+                for group, of in state.parked.items()
+                if of[1:3] <= cursor < of[3:]
+            }
+            return cursor, state.cursor, skipped, partly
+
+        cursor, now, skipped, partly = await self._loop.alone(work)
+        # Not the loop's own: the consumer works on meanwhile.
+        reader = ConsumerReader(self._sessions, self.stream, self.info.id, self.info.settings)
+        await reader.view.refresh()
+        first, last = sorted((cursor, now))
+        between, end = await reader.count(first, COUNTED, last)
+        exact = end >= min(last, reader.view.head)
+        if cursor > now:
+            return RewindEffect(skipped + between, 0, exact)
+        parked = await reader.behind(reader.view.head, partly, COUNTED) if partly else []
+        return RewindEffect(skipped + len(parked), between, exact)
 
     async def messages(
         self, state: Literal["pending", "delivered", "dead"], limit: int

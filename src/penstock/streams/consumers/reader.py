@@ -20,6 +20,8 @@ from penstock.streams.consumers.state import START
 from penstock.streams.consumers.view import StreamRef, StreamView
 from penstock.streams.names import segment_table
 
+END: Final = ((1 << 63) - 1, (1 << 63) - 1)
+"""Behind all positions."""
 _LOOKED_AT: Final = 20_000
 _WINDOWS: Final = 10
 
@@ -107,15 +109,17 @@ class ConsumerReader:
         rows.update((row[:2], row) for row in ahead.rows)
         return [rows[position] for position in sorted(rows)[:limit]]
 
-    async def count(self, after: StreamPosition, limit: int) -> tuple[int, StreamPosition]:
-        """Count the consumer's messages behind `after`; return up to where, which may be the head.
+    async def count(
+        self, after: StreamPosition, limit: int, until: StreamPosition = END
+    ) -> tuple[int, StreamPosition]:
+        """Count the consumer's messages behind `after`, up to `until` or the head; return up to where.
 
         About `limit` messages are looked at.
         """
 
         async def work() -> tuple[int, StreamPosition]:
             total, looked_at, end = 0, 0, after
-            head = self.view.head
+            head = min(self.view.head, until)
             for segment in self.view.segments:
                 last = min(head, segment.through)
                 if last <= end or looked_at >= limit:

@@ -12,6 +12,20 @@ from penstock.core.errors import PenstockError
 from penstock.core.message import Position
 
 
+class RewindEffect(NamedTuple):
+    """What a rewind does to messages.
+
+    Attributes:
+        skipped: How many of those that are not acked lie before its place, and are not delivered.
+        again: How many of those that were passed lie behind it, and are delivered again.
+        exact: Whether all were counted: of very many only the first are.
+    """
+
+    skipped: int
+    again: int
+    exact: bool
+
+
 class ConsumerError(PenstockError):
     """A request cannot be served; the text names the reason, the value and the remedy."""
 

@@ -5,13 +5,13 @@
   const AGAIN = 5; // seconds until a stream that was refused is asked for again
   const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 
-  // `<section id="x" data-live="2">`: this part of the page is looked at every 2 seconds, and `data-chart`
-  // has its figures renewed. The page's own address streams what changes of them while its tab is seen.
+  // `<section id="x" data-live="2">`: this part of the page is looked at every 2 seconds, and the
+  // figures of `data-charts`. The page's own address streams what changes of them while its tab is seen.
   let stream = null;
   let timer = 0;
   const held = new Map(); // by id, what a part is to be once nobody works in it
   const parts = () => [...document.querySelectorAll("[data-live]")];
-  const charts = () => [...document.querySelectorAll("[data-chart]")];
+  const charts = () => [...document.querySelectorAll("[data-charts]")];
 
   function follow(seconds = Math.min(...parts().map((each) => Number(each.dataset.live)))) {
     clearTimeout(timer);
@@ -35,8 +35,8 @@
     });
     stream.addEventListener("figures", (event) => {
       const { of, figures } = JSON.parse(event.data);
-      for (const figure of charts()) {
-        if (figure.dataset.chart === of) figure.dispatchEvent(new CustomEvent("figures", { detail: figures }));
+      for (const section of charts()) {
+        if (section.dataset.charts === of) section.dispatchEvent(new CustomEvent("figures", { detail: figures }));
       }
     });
     stream.addEventListener("reload", () => location.reload());
@@ -99,11 +99,42 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
     if (button === null) return;
-    await navigator.clipboard.writeText(button.dataset.copy);
-    button.textContent = "Copied";
-    announce("Copied");
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    const done = await copied(button);
+    const said = done ? "Copied" : "Selected: press Ctrl+C";
+    button.textContent = said;
+    announce(said);
+    setTimeout(() => { button.textContent = "Copy"; }, done ? 1500 : 6000);
   });
+
+  // Whether a button's text is copied; where that can't be, it is selected. A page over plain HTTP has no
+  // `navigator.clipboard`, unless it is of this machine.
+  async function copied(button) {
+    const text = button.dataset.copy;
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch { /* there is none, or it is refused */ }
+    const shown = button.parentElement.querySelector(".copy > code");
+    const selection = document.getSelection();
+    let field = null;
+    if (shown !== null) {
+      selection.selectAllChildren(shown);
+    } else {
+      field = Object.assign(document.createElement("textarea"), { value: text, readOnly: true });
+      button.after(field);
+      field.select();
+    }
+    const write = (event) => { event.clipboardData.setData("text/plain", text); event.preventDefault(); };
+    document.addEventListener("copy", write, { once: true });
+    const done = document.execCommand("copy");
+    document.removeEventListener("copy", write);
+    if (done) {
+      selection.removeAllRanges(); // a part of the page with a selection is not read again
+      field?.remove();
+      button.focus();
+    }
+    return done;
+  }
 
   // Forms are sent once.
   document.addEventListener("submit", (event) => {
