@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from penstock.streams.store import Store
 
@@ -53,6 +53,7 @@ _CUT: Final = """() => {
   return [scrollWidth, clientWidth, cut.map((each) => each.outerHTML.slice(0, 200))];
 }"""
 _MS: Final = 30_000
+expect.set_options(timeout=_MS)
 # What makes pages differ from run to run, and needs no sandbox of its own under root.
 ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb")
 

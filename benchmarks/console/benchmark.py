@@ -89,6 +89,7 @@ def _open(found: Open, seconds: float) -> str:
                 _AIM_PERCENT)
     ]  # fmt: skip
     return (
-        f"## An open overview, {seconds:.0f} s: {found.looks} looks, and {found.charts} of charts\n\n"
+        f"## An open overview, {seconds:.0f} s: {found.parts} times parts were new,"
+        f" {found.figures} times a chart\n\n"
         f"{table(header, lines)}\n\n{verdict_table(verdicts)}"
     )

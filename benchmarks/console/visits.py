@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
+import socket
 import statistics
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +24,8 @@ from benchmarks.rig import say
 from benchmarks.streams.bed import position
 
 _CSRF = re.compile(rb'name="csrf" value="([^"]+)"')
-_LIVE = re.compile(rb'data-live="(\d+)"')
-_CHART = re.compile(rb'data-charts="([^"]+)" data-every="(\d+)"')
-_SHARE = 60  # console.js: a look takes at most a sixtieth of the time,
-_LONGEST = 15  # unless the next one were further away than so many seconds
 _OVERVIEW = "/console/overview"
-_LIVE_LOOK = {"HX-Request": "true"}
+_LIVE_LOOK = {"HX-Request": "true", "HX-Request-Type": "partial"}
 
 
 @dataclass(slots=True)
@@ -54,13 +54,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What is used in % of a core without an open overview, and with one, and how often it looked."""
+    """What is used in % of a core without an open overview, and with one, and what that was sent."""
 
     idle: tuple[float, float]
     """Of the API's process, and of the store's Postgres."""
     live: tuple[float, float]
-    looks: int
-    charts: int
+    parts: int
+    figures: int
 
 
 class Browser:
@@ -89,6 +89,35 @@ class Browser:
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> bytes:
         """Return the body of an answer 200."""
         return self._ask("GET", path, None, headers or {}, 200)
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Counter[bytes]]:
+        """Count the events of a live page by their kind, until the end of the block."""
+        counted: Counter[bytes] = Counter()
+        headers = {"Cookie": self._cookie, "Accept": "text/event-stream"}
+        self._connection.request("GET", path, None, headers)
+        answer = self._connection.getresponse()
+        if answer.status != 200:
+            raise ContenderError(f"{path}: status {answer.status}: {answer.read()[-500:]!r}")
+        connected = self._connection.sock
+
+        def count() -> None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                for line in answer:
+                    if line.startswith(b"event: "):
+                        counted[line.removeprefix(b"event: ").strip()] += 1
+
+        reader = threading.Thread(target=count, daemon=True)
+        reader.start()
+        try:
+            yield counted
+        finally:
+            alive = reader.is_alive()
+            connected.shutdown(socket.SHUT_RDWR)
+            reader.join()
+            self._connection.close()
+        if not alive:
+            raise ContenderError(f"{path}: the stream has ended")
 
     def _ask(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], status: int
@@ -204,42 +233,22 @@ def ask(browsing: Browser, scale: Scale) -> dict[str, Asked]:
 
 def leave_open(of: Bed, running: Running, browsing: Browser, seconds: float) -> Open:
     """Measure nothing, and then an open overview, for so many seconds each."""
-    body = browsing.get(_OVERVIEW)
-    idle, _ = _used(of, running, seconds, {})
-    every: dict[str, float] = {path.decode(): float(s) for path, s in _CHART.findall(body)}
-    every[_OVERVIEW] = min(float(s) for s in _LIVE.findall(body))
-    live, asked = _used(of, running, seconds, every, browsing)
-    looks = asked.pop(_OVERVIEW, 0)
-    found = Open(idle, live, looks, sum(asked.values()))
+    idle = _used(of, running, seconds)
+    with browsing.stream(_OVERVIEW) as events:
+        live = _used(of, running, seconds)
+    found = Open(idle, live, events[b"parts"], events[b"figures"])
     say(f"open overview: {found}")
     return found
 
 
-def _used(
-    of: Bed,
-    running: Running,
-    seconds: float,
-    every: Mapping[str, float],
-    browsing: Browser | None = None,
-) -> tuple[tuple[float, float], dict[str, int]]:
-    """Ask for paths as often as console.js does; return the CPU in % of a core, and how often."""
+def _used(of: Bed, running: Running, seconds: float) -> tuple[float, float]:
+    """Return the CPU in % of a core that is used in so many seconds."""
     pids = running.pid, of.postgres.pid or 0
     before, began = [usage.cpu_seconds(pid) for pid in pids], time.monotonic()
-    due = {path: began + (period if path == _OVERVIEW else 0) for path, period in every.items()}
-    asked = dict.fromkeys(every, 0)
-    while (now := time.monotonic()) < began + seconds:
-        path = min(due, key=lambda path: due[path], default="")
-        if browsing is None or due[path] > now:
-            rest = began + seconds - now
-            time.sleep(rest if browsing is None else min(due[path] - now, rest))
-            continue
-        browsing.get(path, _LIVE_LOOK if path == _OVERVIEW else None)
-        asked[path] += 1
-        after = time.monotonic()
-        due[path] = after + max(every[path], min(_SHARE * (after - now), _LONGEST))
+    time.sleep(seconds)
     taken = time.monotonic() - began
     api, store = (
         100 * (usage.cpu_seconds(pid) - then) / taken
         for pid, then in zip(pids, before, strict=True)
     )
-    return (api, store), asked
+    return api, store

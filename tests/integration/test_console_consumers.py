@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route
 from tests.api_help import Shop, ids, known, run_curl, tokens
 from tests.browser import NARROW, WIDE, Window
 
@@ -132,25 +131,6 @@ def test_what_is_out_and_what_failed(shop: Shop, window: Window) -> None:
         assert got["record"]["id"] == "again"
         assert run_curl(command.replace("…", got["ack_token"]), token) == {"success": True}
     assert shop.client.get(path).json()["status"]["in_flight"] == 2
-
-
-def test_one_that_is_not_served_yet_is_shown_once_it_is(shop: Shop, window: Window) -> None:
-    """Soon, also where the answers take long: a run that starts has the processor."""
-    consumer = {"type": "nats", "stream": "events", "url": "nats://here:4222"}
-    shop.client.put("/v1/consumers/copy", json=consumer).raise_for_status()
-    window.login(shop.token)
-    page = window.open("consumers/copy")
-    page.get_by_text("not served yet").wait_for()
-
-    def answer_late(route: Route) -> None:
-        page.wait_for_timeout(500)
-        route.continue_()
-
-    page.route("**/console/consumers/copy", answer_late)
-    with page.expect_response("**/console/consumers/copy"):
-        pass  # the first look; how late the next one is hangs on this one
-    NatsConsumers(shop.store).register(shop.stream, "copy", {"url": "nats://here:4222"}, "all")
-    page.locator("#state .facts").wait_for(timeout=6_000)
 
 
 def test_it_is_rewound(shop: Shop, window: Window) -> None:

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 from tests.api_help import Shop, tokens
 from tests.browser import NARROW, WIDE, Window
+from tests.waits import await_true
 
 from penstock.core.health import Failure, Health, Level, Part
 from penstock.desired.state import DesiredState
@@ -181,44 +182,29 @@ def test_it_changes_by_itself_while_it_is_seen(
     shop: Shop, window: Window, facts: dict[str, Any]
 ) -> None:
     window.login(shop.token)
-    window.page.clock.install()
     page = window.open()
-    facts["sinks"]["orders"]["delivered"] = 4321
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.resource_type))
+    facts["sinks"]["orders"] |= {"delivered": 4321, "per_second": 77.7}
     facts["problems"] = []
     page.get_by_role("cell", name="4,321").wait_for()
-    page.get_by_text("What is wrong").wait_for(state="detached")
-    page.evaluate(
-        "() => { Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
-        " const fetched = window.fetch; window.asked = 0;"
-        " window.fetch = (...of) => { window.asked += 1; return fetched(...of); };"
-        " document.dispatchEvent(new Event('visibilitychange')); }"
-    )
-    page.clock.run_for(60_000)  # as long as many periods
-    assert page.evaluate("() => window.asked") == 0
-    page.evaluate(
-        "() => { Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
-        " document.dispatchEvent(new Event('visibilitychange')); }"
-    )
-    facts["sinks"]["orders"]["delivered"] = 5432
-    page.get_by_role("cell", name="5,432").wait_for()
-
-
-def test_all_its_live_parts_share_one_look(
-    shop: Shop, window: Window, facts: dict[str, Any]
-) -> None:
-    window.login(shop.token)
-    page = window.open()
-    facts["sinks"]["orders"] |= {"delivered": 4321, "per_second": 77.7}
-    answered: list[str] = []
-
-    def answer_one(route: Route) -> None:
-        if not answered:
-            answered.append(route.request.url)
-            route.continue_()
-
-    page.route("**/console/overview", answer_one)
-    page.get_by_role("cell", name="4,321").wait_for()
     page.locator(".facts").get_by_text("77.7").wait_for()  # of another part
+    page.get_by_text("What is wrong").wait_for(state="detached")
+    streams = shop.api.app.console.live
+    show_or_hide(page, hidden=True)
+    await_true(lambda: streams.count == 0, what="a hidden tab ends its stream")
+    facts["sinks"]["orders"]["delivered"] = 5432
+    show_or_hide(page, hidden=False)
+    page.get_by_role("cell", name="5,432").wait_for()
+    assert asked == ["eventsource"] * 2
+
+
+def show_or_hide(page: Page, *, hidden: bool) -> None:
+    page.evaluate(
+        "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
 
 
 def test_rows_link_to_the_pages_that_there_are(
@@ -279,7 +265,6 @@ def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[s
     for i in range(10):
         deliver(now - 100 + i * 5)
     window.login(shop.token)
-    window.page.clock.install()
     page = window.open()
     chart = page.locator("[data-chart=latency]")
     expect(page.locator(".chart canvas")).to_have_count(4)
@@ -291,9 +276,11 @@ def test_its_charts_have_the_last_hour(shop: Shop, window: Window, facts: dict[s
     assert latency["values"][:10] == [None, *[0.0125] * 9]
     assert set(age["values"]) == {3.0}
     assert body["charts"]["throughput"][1]["values"][1:10] == [20.0] * 9
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.resource_type))
     deliver(time.time())
-    page.clock.run_for(15_000)  # as long as a chart waits at most
-    expect(chart).not_to_have_attribute("data-points", str(points))
+    expect(chart).not_to_have_attribute("data-points", str(points))  # it joins them by itself
+    assert set(asked) <= {"eventsource"}
     script = shop.client.get("/v1/status/history").json()
     assert script["delivered_per_second"][1:10] == [20.0] * 9
 

@@ -81,8 +81,12 @@ class Api(FastAPI):
             await super().__call__(scope, receive, send)
 
     def end(self) -> None:
-        """Answer the receives that wait; call it in the event loop when the server begins to stop."""
+        """Answer the receives that wait, and end the console's streams.
+
+        Call it in the event loop when the server begins to stop.
+        """
         self.receives.end()
+        self.console.live.end()
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document, with the answers of what is wrong."""

@@ -94,7 +94,7 @@ class Uvicorn(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer the receives that wait, then end as uvicorn does; late connections end, too."""
+        """Answer what waits, then end as uvicorn does; late connections end, too."""
         self.server_state.is_ending = True
         if isinstance(self._app, Api):
             self._app.end()

@@ -21,6 +21,7 @@ from penstock.api.console import assets, login
 from penstock.api.console.calls import CallError, Management
 from penstock.api.console.forms import Form, read_form
 from penstock.api.console.guard import refusal, secured
+from penstock.api.console.live import Live
 from penstock.api.console.page import ConsolePage, Endpoint, Visit
 from penstock.api.console.pages import PAGES
 from penstock.api.console.render import render
@@ -61,10 +62,12 @@ class Console:
                 visited = functools.partial(self._visit, page, endpoint, for_viewers)
                 routes.append(Route(PATH + path, self._plain(visited), methods=[method]))
         self._router = Router(routes, redirect_slashes=False, default=self._unknown)
+        self.live = Live(self._router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request below `/console`."""
-        await self._router(scope, receive, send)
+        serve = self.live.serve if self.live.is_asked(scope) else self._router
+        await serve(scope, receive, send)
 
     def close(self) -> None:
         """Close the connection to the store."""

@@ -63,12 +63,16 @@
 
   for (const section of document.querySelectorAll("[data-charts]")) {
     const figures = [...section.querySelectorAll("[data-chart]")].map((figure) => [figure.dataset.chart, plotted(figure)]);
-    penstock.repeat(section, Number(section.dataset.every), async () => {
-      const answer = await fetch(section.dataset.charts);
-      if (!answer.ok || !answer.headers.get("content-type")?.includes("json")) throw new Error("no figures");
+    let known = false;
+    const show = ({ at, charts }) => {
+      known = true;
       section.classList.remove("stale");
-      const { at, charts } = await answer.json();
       for (const [name, draw] of figures) draw(at, charts[name]);
-    }).now();
+    };
+    section.addEventListener("figures", (event) => show(event.detail));
+    fetch(section.dataset.charts).then(async (answer) => {
+      const found = await answer.json();
+      if (!known) show(found);
+    }).catch(() => section.classList.add("stale"));
   }
 })();

@@ -2,64 +2,70 @@
 "use strict";
 
 (() => {
-  const SHARE = 60; // a look takes at most a sixtieth of the time,
-  const LONGEST = 15; // unless the next one were further away than so many seconds
+  const AGAIN = 5; // seconds until a stream that was refused is asked for again
   const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 
-  // Calls `look` every `seconds`, up to every `longest` where its answer takes long, and never in a
-  // hidden tab.
-  function repeat(element, seconds, look, longest = LONGEST) {
-    let timer = 0;
-    let busy = false;
-    const wait = (time) => { clearTimeout(timer); timer = setTimeout(run, time); };
-    async function run() {
-      if (document.hidden || busy || !element.isConnected) return;
-      busy = true;
-      const began = performance.now();
-      try {
-        await look();
-      } catch (error) {
-        element.classList.add("stale"); // what stands there was true, and may be no more
+  // `<section id="x" data-live="2">`: this part of the page is looked at every 2 seconds, and the
+  // figures of `data-charts`. The page's own address streams what changes of them while its tab is seen.
+  let stream = null;
+  let timer = 0;
+  const held = new Map(); // by id, what a part is to be once nobody works in it
+  const parts = () => [...document.querySelectorAll("[data-live]")];
+  const charts = () => [...document.querySelectorAll("[data-charts]")];
+
+  function follow(seconds = Math.min(...parts().map((each) => Number(each.dataset.live)))) {
+    clearTimeout(timer);
+    stream?.close();
+    stream = null;
+    held.clear();
+    if (!document.hidden && parts().length > 0) timer = setTimeout(listen, seconds * 1000);
+  }
+
+  function listen() {
+    stream = new EventSource(location.href);
+    stream.addEventListener("parts", async (event) => {
+      const { ids, changed } = JSON.parse(event.data);
+      for (const part of parts()) {
+        const there = ids.includes(part.id);
+        // What says what is waited for, which comes soon: the page is another one once it is there.
+        if (!there && part.hasAttribute("data-reloads")) { location.reload(); return; }
+        part.classList.toggle("stale", !there);
       }
-      busy = false;
-      const share = SHARE * (performance.now() - began);
-      wait(Math.max(seconds * 1000, Math.min(share, longest * 1000)));
-    }
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) wait(0); });
-    return { now: () => wait(0), start: () => wait(seconds * 1000) };
+      for (const [id, text] of Object.entries(changed)) await show(id, text);
+    });
+    stream.addEventListener("figures", (event) => {
+      const { of, figures } = JSON.parse(event.data);
+      for (const section of charts()) {
+        if (section.dataset.charts === of) section.dispatchEvent(new CustomEvent("figures", { detail: figures }));
+      }
+    });
+    stream.addEventListener("reload", () => location.reload());
+    stream.addEventListener("error", () => {
+      for (const each of [...parts(), ...charts()]) each.classList.add("stale"); // it may be true no more
+      if (stream.readyState === EventSource.CLOSED) follow(AGAIN); // else the browser asks again by itself
+    });
   }
 
-  // `<section id="x" data-live="2">`: this part of the page, read again every 2 seconds. Parts of the
-  // same period share a look.
-  const periods = new Map();
-  for (const part of document.querySelectorAll("[data-live]")) {
-    const seconds = Number(part.dataset.live);
-    periods.set(seconds, [...(periods.get(seconds) ?? []), part.id]);
-  }
-  for (const [seconds, ids] of periods) {
-    const waits = ids.some((id) => document.getElementById(id).hasAttribute("data-reloads"));
-    repeat(document.body, seconds, async () => {
-      const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
-      if (answer.status === 204 || answer.status === 401) { location.reload(); return; }
-      const read = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (answer.ok && ids.some((id) => ends(id, read))) { location.reload(); return; }
-      for (const id of ids) await show(id, answer.ok ? read.getElementById(id) : null);
-    }, waits ? seconds : LONGEST).start();
-  }
+  document.addEventListener("visibilitychange", () => follow(0));
+  follow();
 
-  // A part that says what is waited for, which comes soon: the page is another one once it is there.
-  function ends(id, read) {
-    return document.getElementById(id)?.hasAttribute("data-reloads") && read.getElementById(id) === null;
-  }
-
-  async function show(id, found) {
+  async function show(id, text) {
     const now = document.getElementById(id);
-    if (found === null || now === null) { now?.classList.add("stale"); return; }
-    now.classList.remove("stale");
-    if (now.innerHTML !== found.innerHTML && !holdsFocus(now)) {
-      await htmx.swap({ target: now, text: found.innerHTML, swap: "innerMorph", sourceElement: now });
+    if (now === null) return;
+    if (holdsFocus(now)) { held.set(id, text); return; }
+    held.delete(id);
+    const found = document.createElement("template");
+    found.innerHTML = text;
+    if (now.innerHTML !== found.innerHTML) {
+      await htmx.swap({ target: now, text, swap: "innerMorph", sourceElement: now });
     }
   }
+
+  function release() {
+    for (const [id, text] of held) show(id, text);
+  }
+  document.addEventListener("selectionchange", release);
+  document.addEventListener("focusout", () => setTimeout(release, 0)); // by then it is another's
 
   // Who selects a text of it, or types into it, keeps it as it is meanwhile.
   function holdsFocus(part) {
@@ -78,6 +84,7 @@
         const query = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""));
         const url = `${location.pathname}${query.size ? `?${query}` : ""}`;
         history.replaceState(null, "", url);
+        follow();
         const answer = await fetch(url, { headers: { "HX-Request": "true" } });
         const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("list");
         if (answer.ok && found !== null) {
@@ -145,5 +152,5 @@
     if (place !== null) place.textContent = text.replace(/\s+/g, " ").trim();
   }
 
-  window.penstock = { repeat, announce };
+  window.penstock = { announce };
 })();
