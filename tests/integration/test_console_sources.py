@@ -190,7 +190,7 @@ def test_slots_and_what_they_hold(shop: Shop, window: Window, database: Database
     )
     row = page.get_by_role("row", name=slot)  # by itself
     row.wait_for()
-    heads = page.locator("#slot-list thead th").all_inner_texts()
+    heads = row.locator("xpath=ancestor::table").locator("thead th").all_inner_texts()
     cells = dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=True))
     assert "MiB" in cells["Not confirmed"]
     assert cells["Lag"] == NONE  # nothing has read from it yet
