@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +27,7 @@ from tests.integration.capturing import (
 from tests.waits import await_true
 
 from penstock.core.errors import CaptureError
-from penstock.core.message import Position
+from penstock.core.message import Position, parse_lsn
 from penstock.embedded.handles import Database
 from penstock.embedded.postgres import EmbeddedPostgres, StopMode
 from penstock.postgres import capture_loop
@@ -353,6 +356,33 @@ def test_publication_dropped_while_it_runs(database: Database) -> None:
         assert error.code == "publication_missing"
         behind = "SELECT confirmed_flush_lsn < %s::pg_lsn FROM pg_replication_slots"
         assert database.execute(behind, [unseen]) == [(True,)]
+
+
+def test_what_is_confirmed_last_counts_however_much_is_unread(database: Database) -> None:
+    prepare(database, TABLE)
+    stream = ReplicationStream(database.url, "s", "p")
+    insert(database, 1, 1)
+    (durable,) = database.execute("SELECT pg_current_wal_flush_lsn()::text")[0]
+    insert(database, 2, 400_000)
+    await_true(lambda: stream_is_full(database))
+    ((server,),) = database.execute("SELECT active_pid FROM pg_replication_slots")
+    os.kill(server, signal.SIGSTOP)
+    stream.confirm(parse_lsn(durable))
+    threading.Timer(0.2, os.kill, (server, signal.SIGCONT)).start()
+    stream.end(PATIENCE)
+    stream.close()
+    await_true(lambda: walsender(database) is None)
+    ((at,),) = database.execute("SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
+    assert parse_lsn(at) >= parse_lsn(durable)
+
+
+def stream_is_full(database: Database) -> bool:
+    """Whether the server waits to write, as its client does not read."""
+    rows = database.execute(
+        "SELECT wait_event = 'WalSenderWriteData' FROM pg_stat_activity"
+        " WHERE pid = (SELECT active_pid FROM pg_replication_slots)"
+    )
+    return rows == [(True,)]
 
 
 def test_another_server_and_other_positions(database: Database, own: Database) -> None:

@@ -29,6 +29,7 @@ from penstock.postgres.replication import Keepalive, Known, ReplicationStream
 _ROUND: Final = 500  # messages decoded before the lock is given up
 _ROUND_BYTES: Final = 1 << 20
 _BACKOFF_SECONDS: Final = (0.1, 10.0)
+_END_SECONDS: Final = 2.0
 
 log = structlog.get_logger("penstock.capture")
 
@@ -213,6 +214,7 @@ class CaptureLoop:
                     confirmations.sent(flush)
                     self._lock.notify()
             if closing:
+                stream.end(_END_SECONDS)
                 return
             pause = min(max(confirmations.due(flush) - time.monotonic(), 0.0), 1.0)
             if full:

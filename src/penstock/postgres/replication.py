@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -262,6 +263,23 @@ class ReplicationStream:
             self._pgconn.flush()
         except psycopg.Error as error:
             raise self._error(error) from None
+
+    def end(self, seconds: float) -> None:
+        """End the stream in order, by a CopyDone, so that the server takes in the last confirmation.
+
+        A connection that is closed while it has more to give is reset, and what it was told is lost.
+        Returns when the server has ended its side, or after `seconds`; what it sends is dropped.
+        """
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(psycopg.Error):
+            self._pgconn.put_copy_end()
+            self._pgconn.flush()
+            while (size := self._pgconn.get_copy_data(1)[0]) >= 0:
+                if size == 0:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not select.select([self._pgconn.socket], [], [], left)[0]:
+                        return
+                    self._pgconn.consume_input()
 
     def close(self) -> None:
         """Close the connection; what was not confirmed will be sent again."""
