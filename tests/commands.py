@@ -1,6 +1,6 @@
 """Processes of `penstock`, forked from one that has loaded what they need: a third of their CPU.
 
-Run by path it is that process, whose standard input is a socket. A request brings three files: standard
+`main` is that process, whose standard input is a socket. A request brings three files: standard
 output, standard error, and a socket for the process id and, once the process has ended, its exit code.
 What differs between processes by design is loaded by each anew. All are killed with the last who asked.
 """
@@ -28,6 +28,8 @@ from typing import IO, Any, Final
 from penstock.core import memory
 from penstock.spark import fork_server
 
+from .warm_jvm import CAN_BE_LENT, WarmJvms, use
+
 _LOADED: Final = (
     "httpx", "psycopg", "pyarrow.compute", "rich.console", "rich.table", "sqlglot", "structlog.dev",
     "penstock.cli.main", "penstock.cli.service", "penstock.cli.api_tools", "penstock.config.file",
@@ -45,7 +47,9 @@ class Forked:
         self._arguments = arguments
         self._answers = answers
         self._lock = threading.Lock()
-        self.pid = self._number()
+        self.pid, *shared = (self._number() for _ in range(3))
+        self.shared = [pid for pid in shared if pid]
+        """The JVM's processes, where it has one that other runs have, too."""
 
     def poll(self) -> int | None:
         """Return the exit code, None while it runs."""
@@ -86,11 +90,17 @@ class Commands:
         self._socket: socket.socket | None = None
 
     def run(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        timeout: float,
+        own_jvm: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; raises `subprocess.TimeoutExpired`."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = self.start(arguments, cwd=cwd, env=env, out=out, err=err)
+            process = self.start(arguments, cwd=cwd, env=env, out=out, err=err, own_jvm=own_jvm)
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -111,13 +121,18 @@ class Commands:
         out: IO[bytes],
         err: IO[bytes],
         session: bool = False,
+        own_jvm: bool = False,
     ) -> Forked:
-        """Start a command; with `session` it leads a session, and so a group, of its own."""
+        """Start a command; with `session` it leads a session, and so a group, of its own.
+
+        With `own_jvm` it starts Java as it does at a user's, else it may get a JVM that runs already.
+        """
         asked = {
             "arguments": list(arguments),
             "cwd": str(cwd),
             "env": dict(env),
             "session": session,
+            "warm": not own_jvm and arguments[0] in {"run", "relay"} and CAN_BE_LENT,
         }
         ours, its = socket.socketpair()
         with its, self._lock:
@@ -131,8 +146,9 @@ class Commands:
     def _begin() -> socket.socket:
         ours, its = socket.socketpair()
         with its:
-            command = [sys.executable, "-P", __file__]
-            subprocess.Popen(command, stdin=its.fileno(), stdout=subprocess.DEVNULL)
+            command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+            root = Path(__file__).parents[1]
+            subprocess.Popen(command, cwd=root, stdin=its.fileno(), stdout=subprocess.DEVNULL)
         return ours
 
 
@@ -143,6 +159,7 @@ class _Server:
         self._connection = socket.socket(fileno=os.dup(0))
         self._requests = self._connection.makefile("rb", buffering=0)
         self._answers: dict[int, socket.socket] = {}
+        self._jvms = WarmJvms()
         self._woken, self._wakes = socket.socketpair()
         for end in (self._woken, self._wakes):
             end.setblocking(False)
@@ -161,24 +178,36 @@ class _Server:
                 if not head:
                     for pid in self._answers:
                         os.kill(pid, signal.SIGKILL)
+                    self._jvms.close()
                     return None
                 *files, answers = files
                 request = json.loads(self._requests.readline())
+                jvm = self._jvms.take() if request["warm"] else None
                 pid = os.fork()
                 if pid == 0:
                     os.close(answers)
                     self._leave()
+                    if jvm is not None:
+                        use(jvm)
                     return request, files
                 for file in files:
                     os.close(file)
                 self._answers[pid] = socket.socket(fileno=answers)
-                self._answer(pid, pid)
+                pids = [0, 0]
+                if jvm is not None:
+                    self._jvms.lend(jvm, pid)
+                    pids = [process.pid for process in jvm.processes]
+                for number in (pid, *pids):
+                    self._answer(pid, number)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._answer(ended[0], os.waitstatus_to_exitcode(ended[1]))
-                self._answers.pop(ended[0]).close()
+                pid, code = ended[0], os.waitstatus_to_exitcode(ended[1])
+                if pid in self._answers:  # else a JVM, or the like
+                    self._jvms.give_back(pid, code)
+                    self._answer(pid, code)
+                    self._answers.pop(pid).close()
 
     def _answer(self, pid: int, number: int) -> None:
         with contextlib.suppress(OSError):  # nobody waits any more
@@ -221,10 +250,5 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     time.tzset()
     for name in _OF_ITS_PROCESS:
         importlib.reload(sys.modules[name])
-    sys.path.insert(0, request["cwd"])
     sys.argv = ["penstock", *request["arguments"]]
     runpy.run_module("penstock", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -36,10 +36,11 @@ def penstock(
     cwd: Path,
     timeout: float = PATIENCE,
     environment: Mapping[str, str] | None = None,
+    own_jvm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, standard input closed, output taken as text."""
     env = {**os.environ, **(environment or {})}
-    return _COMMANDS.run(arguments, cwd=cwd, env=env, timeout=timeout)
+    return _COMMANDS.run(arguments, cwd=cwd, env=env, timeout=timeout, own_jvm=own_jvm)
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -63,7 +64,8 @@ class Penstock:
     """One `penstock run`, or another `command`, in a session and so a group of its own.
 
     `folder` is where it runs and where `penstock.yaml` stands; what it logs is appended to
-    `stdout.log` and `stderr.log` there. Leaving the context kills what is left of it.
+    `stdout.log` and `stderr.log` there. Leaving the context kills what is left of it. Tests of its
+    processes, or of their environment, give it its `own_jvm`; else it may run in that of others.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Penstock:
         command: str = "run",
         listen: str | None = None,
         environment: Mapping[str, str] | None = None,
+        own_jvm: bool = False,
     ) -> None:
         self.folder = folder
+        self._own_jvm = own_jvm
         self._command = command
         self.listen = listen or f"127.0.0.1:{free_port()}"
         self._options = options
@@ -97,6 +101,7 @@ class Penstock:
             self._process = _COMMANDS.start(
                 [self._command, *listen, *self._options],
                 cwd=self.folder, out=out, err=err, session=True, env=self._environment,
+                own_jvm=self._own_jvm,
             )  # fmt: skip
         return self
 
@@ -165,10 +170,12 @@ class Penstock:
 
         The shell that started the JVM may leave it a child that has ended, and that nobody waits for.
         """
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.process.pid)
-            return [p for p in (root, *root.children(recursive=True)) if _lives(p)]
-        return []
+        found: list[psutil.Process] = []
+        for pid in (self.process.pid, *self.process.shared) if self.running else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                root = psutil.Process(pid)
+                found += [p for p in (root, *root.children(recursive=True)) if _lives(p)]
+        return found
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = PATIENCE) -> int:
         """Send a signal, wait for the end, and return the exit code."""
@@ -249,9 +256,9 @@ def _command(process: psutil.Process) -> str:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *options: str) -> Iterator[Penstock]:
+def started(folder: Path, *options: str, own_jvm: bool = False) -> Iterator[Penstock]:
     """A pipeline that is ready; whatever is left of it is killed at the end."""
-    with Penstock(folder, *options) as pipeline:
+    with Penstock(folder, *options, own_jvm=own_jvm) as pipeline:
         yield pipeline.start().wait_ready()
 
 

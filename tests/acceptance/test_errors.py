@@ -37,7 +37,7 @@ def write(folder: Path, *, tables: str = "public.orders", nats: str = "nats://lo
 
 def fails(folder: Path, code: int, *options: str, **environment: str) -> str:
     """Run it, expect `code`, and return its output."""
-    done = penstock("run", *options, cwd=folder, environment=environment)
+    done = penstock("run", *options, cwd=folder, environment=environment, own_jvm=True)
     output = done.stdout + done.stderr
     assert done.returncode == code, output
     assert "Traceback" not in output

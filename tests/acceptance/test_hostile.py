@@ -198,7 +198,7 @@ def test_lua_that_misbehaves_for_some_messages(
     nats.add_stream(stream, [f"{database.name}.lua"])
     nats.add_stream(f"{stream}_TO", [f"{database.name}.to.>"])
     try:
-        with started(tmp_path) as pipeline:
+        with started(tmp_path, own_jvm=True) as pipeline:
             kept = workers(pipeline)
             names = list(MISDEEDS)
             # Before, between and behind the misdeeds stands a good message.

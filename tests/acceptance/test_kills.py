@@ -160,7 +160,7 @@ class World:
             database = Database("postgres", self.source.url)
             database.execute("CREATE TABLE items (id bigint PRIMARY KEY, version bigint NOT NULL)")
             database.close()
-            self.pipeline = enter(Penstock(folder)).start()
+            self.pipeline = enter(Penstock(folder, own_jvm=True)).start()
             made = penstock("token", "create", "worker", cwd=folder)
             assert made.returncode == 0, made.stderr
             self.token = made.stdout.strip()

@@ -139,7 +139,7 @@ def test_from_the_records_table_to_http_and_nats(
         "STORE": database.url, "NATS": nats.url, "STRIPE_KEY": KEY,
         "http_proxy": proxy.url, "no_proxy": "127.0.0.1,localhost",
     }  # fmt: skip
-    with Penstock(tmp_path, environment=environment) as pipeline:
+    with Penstock(tmp_path, environment=environment, own_jvm=True) as pipeline:
         pipeline.start().wait_ready()
         with Store(database.url) as store:
             api = Api(pipeline, store.tokens.create("admin", "admin"))

@@ -144,8 +144,8 @@ def runs(
         each.mkdir()
         (each / "penstock.yaml").write_text(CONFIG)
     with (
-        Penstock(folders[0], environment=environment) as first,
-        Penstock(folders[1], environment=environment) as second,
+        Penstock(folders[0], environment=environment, own_jvm=True) as first,
+        Penstock(folders[1], environment=environment, own_jvm=True) as second,
     ):
         first.start().wait_ready()
         second.start()

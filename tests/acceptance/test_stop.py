@@ -80,7 +80,7 @@ def test_however_it_ends_nothing_is_lost_or_there_twice(
     slot += " WHERE slot_name = 'penstock_shop'"
     with (
         JetStream(own_nats.url, error_cb=_ignore_error) as stream,
-        Penstock(tmp_path, environment=environment) as pipeline,
+        Penstock(tmp_path, environment=environment, own_jvm=True) as pipeline,
     ):
         stream.add_stream("SHOP", "shop.>", duplicate_window=3600)
 
@@ -191,7 +191,7 @@ def test_a_login_that_nats_refuses(database: Database, server_dir: Path, tmp_pat
         environment = {
             "DATABASE_URL": database.url, "NATS_URL": nats.url, "SECRET": "wrong-hunter5"
         }  # fmt: skip
-        with Penstock(tmp_path, environment=environment) as pipeline:
+        with Penstock(tmp_path, environment=environment, own_jvm=True) as pipeline:
             pipeline.start()
 
             def reported() -> bool:

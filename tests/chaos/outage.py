@@ -210,7 +210,7 @@ class Outage:
             for stream in streams:
                 stream.add_stream(STREAM, "shop.>", duplicate_window=_WINDOW)
             streams[0].follow(STREAM, "shop.>", self._note)
-            pipeline = stack.enter_context(Penstock(self._folder))
+            pipeline = stack.enter_context(Penstock(self._folder, own_jvm=True))
             pipeline.start().wait_ready()
             reader = Reader(self._store.url, self._arrivals["stream"])
             reader.start()

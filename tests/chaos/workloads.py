@@ -100,7 +100,7 @@ class Tables:
             more = self.syncs.config(database.url, nats)
             config = {**config, **more, "sinks": {**config["sinks"], **more["sinks"]}}
         (folder / "penstock.yaml").write_text(yaml.safe_dump(config))
-        return [Penstock(folder)]
+        return [Penstock(folder, own_jvm=True)]
 
     def writer(self, url: str, number: int, keys: int, rate: float, seed: int) -> Writer:
         return Writer(url, number, keys, rate, seed)
@@ -160,7 +160,9 @@ class Outbox:
         folders = [folder / "relay", folder / "standby"]
         for of in folders:
             of.mkdir()
-        return [Penstock(of, "--url", database.url, command="relay") for of in folders]
+        return [
+            Penstock(of, "--url", database.url, command="relay", own_jvm=True) for of in folders
+        ]
 
     def writer(self, url: str, number: int, keys: int, rate: float, seed: int) -> Writer:
         return Publisher(url, number, keys, rate, seed)
