@@ -84,6 +84,9 @@ def test_a_worker_may_consume_and_nothing_else(shop: Shop) -> None:
         if not target.endswith(consuming):
             problem(worker.request(method, target), 403)
     assert shop.client.get(path).status_code == 200  # it was not deleted
+    for method, needed in (("GET", "a viewer's or an admin's"), ("DELETE", "an admin's")):
+        refused = problem(worker.request(method, path), 403)["detail"]
+        assert refused == f"The token 'w' may only consume: this request needs {needed}."
 
 
 def test_a_viewer_reads_and_changes_and_consumes_nothing(shop: Shop) -> None:

@@ -99,7 +99,14 @@ def test_lost_updates_are_refused(shop: Shop) -> None:
     assert shop.client.get("/v1/sinks/events").json()["spec"]["retention"] == "3d"
     ok = shop.client.put("/v1/sinks/events", json=SINK, headers={"If-Match": first.headers["etag"]})
     assert ok.status_code == 200
-    problem(shop.client.put("/v1/sinks/new", json=SINK, headers={"If-Match": "*"}), 412)
+    new = problem(shop.client.put("/v1/sinks/new", json=SINK, headers={"If-Match": "*"}), 412)
+    assert (
+        new["detail"]
+        == "If-Match: sink 'new' is not there: it was deleted since, or was never made."
+    )
+    bare = ok.headers["etag"].strip('"')  # the version that it has, and no ETag
+    wrong = shop.client.delete("/v1/sinks/events", headers={"If-Match": bare})
+    assert "is no ETag: expected one in its quotes" in problem(wrong, 412)["detail"]
     problem(shop.client.put("/v1/sinks/events", json=SINK, headers={"If-None-Match": "*"}), 412)
 
 
@@ -154,6 +161,9 @@ def test_what_others_need_stays(shop: Shop) -> None:
     _events(shop)
     refused = problem(shop.client.delete("/v1/sources/shop"), 409)
     assert "sink events" in refused["conflicts"][0]
+    assert refused["detail"] == (
+        "source 'shop' is needed by sink events: delete these first, or have them name another."
+    )
     problem(shop.client.put("/v1/sinks/orders", json={**SINK, "source": "shoop"}), 422, "source")
     wrong = {"type": "stream", "source": "shop", "filtr": "true", "actions": ["inserted"]}
     answer = problem(shop.client.put("/v1/sinks/x", json=wrong), 422, "actions[0]", "filtr")
@@ -256,6 +266,11 @@ def test_a_plan_refuses_a_condition_that_the_stream_lacks_the_columns_for(shop: 
         assert refused.json()["detail"].endswith(expected)
         problem(refused, 422, "body")
     assert shop.client.get("/v1/sources").json()["data"] == []
+    _events(shop)
+    spec = {"stream": "events", "filters": {"sql": "record.totl > 1"}}
+    for path in ("/v1/consumers/workers", "/v1/consumers/workers?dry_run=true"):
+        alone = problem(shop.client.put(path, json=spec), 422, "filters.sql")
+        assert alone["detail"].startswith("filters.sql: position 1: unknown column record.totl")
 
 
 @pytest.mark.parametrize("with_etag", [True, False])
@@ -547,7 +562,7 @@ def test_a_sinks_filter_is_checked_against_its_source(database: Database) -> Non
     with Shop(database.url, ApiTools()) as shop:
         _put(shop, "/v1/sources/shop", {"type": "postgres", "url": database.url})
         wrong = {**SINK, "filter": "record.nothing > 7"}
-        answer = problem(shop.client.put("/v1/sinks/orders", json=wrong), 422, "body")
+        answer = problem(shop.client.put("/v1/sinks/orders", json=wrong), 422, "filter")
         assert "nothing" in answer["detail"]
         _put(shop, "/v1/sinks/orders", {**SINK, "filter": "record.id > 7"})
         _put(shop, "/v1/sources/shop", {"type": "postgres", "url": "postgresql://127.0.0.1:1/db"})

@@ -223,6 +223,7 @@ def test_filters_may_separate_two_sinks_of_one_stream(
     database.execute("CREATE TABLE items (id bigint PRIMARY KEY)")
     for filters, level in (
         (("record.id > 1", "record.id <= 1"), "warning"),
+        (("record.id > 1", "record.id > 1"), "error"),
         ((None, None), "error"),
     ):
         sinks = {f"s{n}": {**base, "filter": f} for n, f in enumerate(filters)}

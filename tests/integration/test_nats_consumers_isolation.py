@@ -321,7 +321,16 @@ def test_two_that_publish_the_same_to_one_stream_are_found(
     first = consumer(nats_url, forgetful.lower())[NAME]
     part = consumer(nats_url, forgetful.lower(), filters={"action": "insert"})[NAME]
     sink, filtered = first.sink(stream_settings()), part.sink(stream_settings())
-    (found,) = shared_streams("shop", {"one": sink, "two": sink})
-    assert (found.level, found.subject) == ("error", "sink two")
-    (found,) = shared_streams("shop", {"one": sink, "two": filtered})
+    (found,) = shared_streams("shop", {"one": sink}, {"two": sink})
+    assert (found.level, found.subject) == ("error", "consumer two")
+    assert found.message.startswith("it and sink one put the same messages")
+    (found,) = shared_streams("shop", {}, {"one": sink, "two": filtered})
+    assert found.level == "warning"
+    (found,) = shared_streams("shop", {}, {"one": filtered, "two": filtered})
+    assert found.level == "warning", "their own filters may differ"
+    of_stream = stream_settings().model_copy(update={"filter": "record.total > 10"})
+    all_of_it, part_of_it = first.sink(of_stream), part.sink(of_stream)
+    (found,) = shared_streams("shop", {}, {"one": all_of_it, "two": all_of_it})
+    assert found.level == "error", "the stream's own filter keeps nothing apart"
+    (found,) = shared_streams("shop", {}, {"one": all_of_it, "two": part_of_it})
     assert found.level == "warning"

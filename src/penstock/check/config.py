@@ -105,7 +105,7 @@ def inspect_config(config: Config, environ: Mapping[str, str] = os.environ) -> I
             for finding in inspect_nats(name, sink, tables, consumer_name):
                 what = f"consumer {consumer_name}: {finding.subject}"
                 yield Finding(finding.level, what, finding.message, finding.fix)
-        yield from shared_streams(name, {**sinks, **consumers})
+        yield from shared_streams(name, sinks, consumers)
         expressed = any(sink.filter or sink.transform or sink.route for sink in sinks.values())
         if found is None and expressed:
             yield from expressions.inspect(source, sinks)

@@ -218,7 +218,10 @@ def _slot(
     elif (fault := slot_fault(catalog, slot)) is not None:
         # A pipeline that is running is the likeliest reader, and no fault.
         level: Literal["warning", "error"] = "warning" if fault.code == "slot_in_use" else "error"
-        yield Finding(level, what, fault.message, fault.recovered_by(recover).remedy)
+        fix = fault.recovered_by(recover).remedy
+        if fault.code == "slot_in_use":
+            fix = f"None, if that is your `penstock run`. Otherwise: {fix}"
+        yield Finding(level, what, fault.message, fix)
     else:
         held = slot.retained_bytes or 0
         message = f"confirmed up to {slot.confirmed_flush_lsn}, holds {held:,} bytes of WAL"

@@ -50,6 +50,10 @@ def parse_start(text: str) -> Start:
     return at.astimezone(UTC)
 
 
+OWN_FILTERS: Final = "true"
+"""The `filter` of a consumer's sink that stands for filters of the consumer's own."""
+
+
 def names_all(filters: Filters) -> bool:
     """Return whether filters name every table and action; what their `sql` lets through is open."""
     names = (
@@ -146,7 +150,8 @@ class NatsConsumer(NatsSinkConfig):
 
         They have the stream's tables and actions. The messages come in the stream's groups, changed and
         filtered already, so no expression of the stream is in them. Where the consumer or the stream
-        filters, `filter` is set: it shows that others may take what this one does not.
+        filters, `filter` is set: it shows that others may take what this one does not. It is the
+        stream's, or `OWN_FILTERS`.
         """
         given = {
             name: getattr(self, name)
@@ -155,13 +160,12 @@ class NatsConsumer(NatsSinkConfig):
             and name not in _NOT_ITS_OWN
             and name in self.model_fields_set
         }
-        whole = self.takes_all and stream.filter is None
         sink = NatsSinkSettings.model_validate(
             {
                 **given, "type": "nats", "source": stream.source, "stream": self.jetstream,
                 "kind": stream.kind, "tables": stream.tables, "actions": stream.actions,
                 "deletes": self.deletes and stream.kind == "rows" and "delete" in stream.actions,
-                "filter": None if whole else stream.filter or "true",
+                "filter": stream.filter if self.takes_all else OWN_FILTERS,
             }
         )  # fmt: skip
         # It was checked with the consumer.

@@ -47,8 +47,9 @@ class Guard(Protocol):
 def shared_stream(config: Config) -> str | None:
     """Return an error's text where messages would be each other's duplicates, of any two sinks."""
     for source in config.sources:
-        sinks = {**config.sinks_of(source), **config.nats_consumers_of(source)}
-        for finding in shared_streams(source, sinks) if len(sinks) > 1 else ():
+        sinks, consumers = config.sinks_of(source), config.nats_consumers_of(source)
+        several = len(sinks) + len(consumers) > 1
+        for finding in shared_streams(source, sinks, consumers) if several else ():
             if finding.level == "error":
                 return f"{finding.subject}: {finding.message}; {finding.fix}."
     return None

@@ -128,10 +128,16 @@ class Standby:
         except Exception as error:  # it is made once the source is this process's
             log.info("no query is prepared for a take-over", source=self._name,
                      error=query_failure(error).cause)  # fmt: skip
-        if query is not None:
-            with self._lock:
-                if self._waits and self._desired.is_wanted(config):
-                    self._query, query = query, self._query
+        if query is None:
+            return
+        is_ready, deadline = False, time.monotonic() + _WARM_SECONDS
+        while self._waits and not is_ready and time.monotonic() < deadline:
+            is_ready = query.wait(_LEASE_SECONDS)  # once the source is here, it is in the way
+        with self._lock:
+            if self._waits and self._desired.is_wanted(config):
+                self._query, query = query, self._query
+                if is_ready:
+                    log.info("ready to take the source over", source=self._name)
         if query is not None:
             query.close()
 
@@ -152,6 +158,4 @@ class Standby:
         except BaseException:
             query.close()
             raise
-        if query.wait(_WARM_SECONDS):
-            log.info("ready to take the source over", source=self._name)
         return query

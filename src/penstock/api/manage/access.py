@@ -20,14 +20,12 @@ async def permitted(request: Request, _: Annotated[Any, Depends(BEARER)]) -> Non
     grant = grant_of(request)
     if grant.role == "admin":
         return
-    if grant.role != "viewer":
-        raise Problem(
-            403, f"The token {grant.name!r} may only consume: this request needs an admin's."
-        )
-    if request.method != "GET" and request.url.path not in _READS:
-        raise Problem(
-            403, f"The token {grant.name!r} may only read: this request needs an admin's."
-        )
+    reads = request.method == "GET" or request.url.path in _READS
+    if grant.role == "viewer" and reads:
+        return
+    may = "read" if grant.role == "viewer" else "consume"
+    needed = "a viewer's or an admin's" if reads else "an admin's"
+    raise Problem(403, f"The token {grant.name!r} may only {may}: this request needs {needed}.")
 
 
 def grant_of(request: Request) -> Grant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -12,7 +13,9 @@ from penstock.api.manage.context import Context
 from penstock.api.manage.secrets import restored
 from penstock.api.problems import Problem
 from penstock.config.document import Spec, not_storable
+from penstock.config.models import SECTIONS
 from penstock.config.strict import NAME_RULE, is_name
+from penstock.core.errors import ConfigError
 from penstock.core.text import dotted
 from penstock.desired.configured import text_of, validated
 from penstock.desired.consequences import with_consequences
@@ -21,6 +24,7 @@ from penstock.desired.plan import Plan, PlannedChange, field_changes
 from penstock.desired.state import StateMoved
 
 _TRIES: Final = 5
+_KEY: Final = re.compile(r"([a-z_]+(?:\.[a-z_]+|\[[0-9]+\])*): ")
 
 
 class Changed(NamedTuple):
@@ -119,7 +123,10 @@ def _write(
         planned = change(snapshot, old)
         if planned is None:
             return Changed(old, old, None)
-        plan = planned_with(context, Plan(snapshot.version, (planned,)), snapshot)
+        try:
+            plan = planned_with(context, Plan(snapshot.version, (planned,)), snapshot)
+        except ConfigError as error:
+            raise _invalid([_placed(asked, text) for text in error.problems]) from None
         (planned,) = plan.changes
         if asked.dry_run:
             return Changed(old, old, planned, plan.warnings)
@@ -136,6 +143,14 @@ def _write(
     raise Problem(
         409, f"Others change {what} all the time: try again.", headers={"Retry-After": "1"}
     )
+
+
+def _placed(asked: Asked, text: str) -> tuple[str, str]:
+    """Return the key of the entity that a mistake names, and the mistake."""
+    for prefix in (f"{asked.kind} {asked.name}: ", f"{SECTIONS[asked.kind]}.{asked.name}."):
+        if text.startswith(prefix) and (named := _KEY.match(text, len(prefix))):
+            return named[1], text[named.end() :]
+    return "body", text
 
 
 def _missing(asked: Asked) -> Problem:
@@ -160,14 +175,18 @@ def _check(snapshot: Snapshot, change: Change) -> None:
     if not found:
         return
     before = validated(known, os.environ)[1]
-    others = [text_of(problem) for problem in found if problem not in before]
+    others = [problem for problem in found if problem not in before]
     if others:
-        raise Problem(
-            409,
-            f"{change.kind} {change.name!r} is needed as it is: {'; '.join(others)}.",
-            more={"conflicts": others},
-        )
+        texts = list(map(text_of, others))
+        detail = f"is needed as it is: {'; '.join(texts)}."
+        if change.after is None:
+            users = dict.fromkeys(" ".join(key) for key, _, _ in others)
+            detail = (
+                f"is needed by {', '.join(users)}: delete these first, or have them name another."
+            )
+        raise Problem(409, f"{change.kind} {change.name!r} {detail}", more={"conflicts": texts})
 
 
 def _invalid(errors: Sequence[tuple[str, str]]) -> Problem:
-    return Problem(422, "; ".join(f"{field}: {text}" for field, text in errors) + ".", errors)
+    texts = [text if field == "body" else f"{field}: {text}" for field, text in errors]
+    return Problem(422, f"{'; '.join(texts).rstrip('.')}.", errors)

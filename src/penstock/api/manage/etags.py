@@ -35,15 +35,24 @@ def check(headers: Mapping[str, str], version: int | None, what: str) -> None:
     """
     wanted = headers.get("if-match")
     if wanted is not None and not _holds(wanted, version):
-        now = "is not there" if version is None else f'has the ETag "{version}" now'
         raise Problem(
-            412,
-            f"If-Match: {what} {now}: it was changed since. Read it again, and change that.",
+            412, f"If-Match: {_mismatch(wanted, version, what)}",
             headers=None if version is None else etag(version),
-        )
+        )  # fmt: skip
     unwanted = headers.get("if-none-match")
     if unwanted is not None and _holds(unwanted, version):
         raise Problem(412, f"If-None-Match: {what} is there already.")
+
+
+def _mismatch(header: str, version: int | None, what: str) -> str:
+    if version is None:
+        return f"{what} is not there: it was deleted since, or was never made."
+    if header.strip() != "*" and not _TAG.search(header):
+        return (
+            f"{header!r} is no ETag: expected one in its quotes, as the answer's header `ETag` has it; "
+            f'{what} has "{version}" now.'
+        )
+    return f'{what} has the ETag "{version}" now: it was changed since. Read it again, and change that.'
 
 
 def _holds(header: str, version: int | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from penstock.config.nats_consumers import OWN_FILTERS
 from penstock.config.sinks import NatsSinkSettings, SinkSettings
 from penstock.core.errors import SinkError
 from penstock.core.finding import Finding
@@ -13,17 +14,23 @@ from penstock.sinks.nats.jetstream import JetStreamApi, stream_of
 from penstock.sinks.nats.login import by_login
 
 
-def shared_streams(source: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
-    """Find NATS sinks that put the same messages into one stream, which takes each once.
+def shared_streams(
+    source: str, sinks: Mapping[str, SinkSettings], consumers: Mapping[str, SinkSettings]
+) -> Iterator[Finding]:
+    """Find NATS sinks and consumers that put the same messages into one stream, which takes each once.
 
-    It is a warning where filters may keep the sinks' messages apart.
+    It is a warning where filters may keep their messages apart.
     """
-    for name, other, stream in _in_one_stream(source, sinks):
-        filtered = sinks[name].filter is not None or sinks[other].filter is not None
+    all_of_them = {**sinks, **consumers}
+    shown = {name: f"{'consumer' if name in consumers else 'sink'} {name}" for name in all_of_them}
+    for name, other, stream in _in_one_stream(source, all_of_them):
+        # What has the same filter, as consumers of one stream have, is not kept apart by it.
+        filters = {all_of_them[name].filter, all_of_them[other].filter}
+        filtered = len(filters) > 1 or OWN_FILTERS in filters
         yield Finding(
             "warning" if filtered else "error",
-            f"sink {name}",
-            f"it and sink {other} put the same messages of source {source} into stream "
+            shown[name],
+            f"it and {shown[other]} put the same messages of source {source} into stream "
             f"{stream}, which drops the second of each as a duplicate (both carry the same "
             "Nats-Msg-Id)",
             f"give {name} subjects that another stream captures, or tables or actions that "
