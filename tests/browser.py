@@ -28,10 +28,12 @@ HOW: Final = (
 )
 NARROW: Final = (380, 800)
 WIDE: Final = (1920, 1080)
+COLOURS: Final = ("color-contrast", "link-in-text-block")
+"""The rules of axe-core that know colours."""
 _NAMES: Final = (
     "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
 )  # fmt: skip
-_AXE: Final = Path(__file__).parent / "axe" / "axe.min.js"
+AXE: Final = Path(__file__).parent / "axe" / "axe.min.js"
 # Colours that are in a transition are no page's. What each rule has passed takes longer to report, and
 # to send here, than all of the rest.
 _VIOLATIONS: Final = """async (rules) => {
@@ -101,7 +103,7 @@ class Window:
     def check_accessible(self, *rules: str) -> None:
         """Check the page with axe-core, by these rules or by all: nothing serious, nothing critical."""
         if not self.page.evaluate("() => 'axe' in window"):
-            self.page.evaluate(_AXE.read_text(encoding="utf-8"))
+            self.page.evaluate(AXE.read_text(encoding="utf-8"))
         found: list[dict[str, Any]] = self.page.evaluate(_VIOLATIONS, rules)
         grave = [
             f"{each['id']}: {each['help']}: {[node['html'] for node in each['nodes']][:3]}"
@@ -115,6 +117,16 @@ class Window:
         wide, window, cut = self.page.evaluate(_CUT)
         assert wide <= window, f"{wide} px in a window of {window}"
         assert not cut, f"cut off in a window of {window} px: {cut}"
+
+    def check_looks(self, *, dark: bool = False) -> None:
+        """Check that the page fits at both widths and is accessible; of the dark, that it is legible."""
+        for width, height in (WIDE, NARROW):
+            self.page.set_viewport_size({"width": width, "height": height})
+            self.check_fits()
+        self.check_accessible()
+        if dark:
+            self.page.emulate_media(color_scheme="dark")
+            self.check_accessible(*COLOURS)
 
     def check_clean(self) -> None:
         """Check that nothing went wrong in the browser."""

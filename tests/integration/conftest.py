@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,16 @@ def template(postgres: SharedPostgres, request: pytest.FixtureRequest) -> str | 
     if {"store", "shop"} & set(request.fixturenames):
         return postgres.template("template_store", _store)
     return None
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: SharedPostgres) -> Iterator[Database]:
+    """A database with the schema of a store, for a file whose tests share it."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    url = postgres.create_database(name, postgres.template("template_store", _store))
+    database = Database(name, url)
+    yield database
+    database.drop(postgres.url)
 
 
 @pytest.fixture

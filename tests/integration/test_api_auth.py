@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import time
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from tests.api_help import Shop, ids, known, problem, tokens
 from tests.waits import await_true
 
 from penstock.api import auth
-from penstock.api.app import Api
 from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
 from penstock.streams.store import Store
@@ -30,13 +28,26 @@ def shop(database: Database) -> Iterator[Shop]:
         yield shop
 
 
-@functools.cache  # it takes seconds on a busy machine
-def every_endpoint() -> list[tuple[str, str]]:
-    """Return method and path of all that OpenAPI knows, with names in place of parameters."""
-    paths = Api("postgresql://127.0.0.1:1/none", tools=ApiTools()).openapi()["paths"]
+@pytest.fixture(scope="module")
+def closed(shared_database: Database) -> Iterator[Shop]:
+    """The same, for tests that change nothing."""
+    with Shop(shared_database.url, ApiTools()) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def document(closed: Shop) -> Any:
+    """What `/openapi.json` has, without a token; making it takes a second."""
+    with closed.api.as_bearer(None) as client:
+        return client.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def endpoints(document: Any) -> list[tuple[str, str]]:
+    """Method and path of all that OpenAPI knows, with names in place of parameters."""
     names = {"{consumer}": "workers", "{stream}": "events", "{id}": "1"}
     found = []
-    for path, operations in paths.items():
+    for path, operations in document["paths"].items():
         target = re.sub(r"{\w+}", lambda match: names.get(match[0], "shop"), path)
         found += [(method.upper(), target) for method in operations]
     return found
@@ -46,20 +57,21 @@ def every_endpoint() -> list[tuple[str, str]]:
     "authorization",
     [None, "", "Bearer", "Bearer pst_wrong", "Basic YTpi", "pst_wrong", "Bearer é"],
 )
-def test_without_a_token_nothing_is_answered(shop: Shop, authorization: str | None) -> None:
+def test_without_a_token_nothing_is_answered(
+    closed: Shop, endpoints: list[tuple[str, str]], authorization: str | None
+) -> None:
     header = {} if authorization is None else {b"Authorization": authorization.encode()}
-    with shop.api.as_bearer(None) as client:
-        for method, path in every_endpoint():
+    with closed.api.as_bearer(None) as client:
+        for method, path in endpoints:
             answer = client.request(method, path, headers=header)
             problem(answer, 401)
             assert answer.headers["www-authenticate"] == 'Bearer realm="penstock"'
         problem(client.get("/v1/nothing", headers=header), 401)
 
 
-def test_docs_are_open(shop: Shop) -> None:
-    with shop.api.as_bearer(None) as client:
+def test_docs_are_open(closed: Shop, document: Any) -> None:
+    with closed.api.as_bearer(None) as client:
         assert "swagger" in client.get("/docs").text.lower()
-        document = client.get("/openapi.json").json()
     assert document["info"]["title"] == "Penstock"
     assert "HTTPBearer" in document["components"]["securitySchemes"]
     for operations in document["paths"].values():
@@ -68,7 +80,9 @@ def test_docs_are_open(shop: Shop) -> None:
             assert operation["summary"]
 
 
-def test_a_worker_may_consume_and_nothing_else(shop: Shop) -> None:
+def test_a_worker_may_consume_and_nothing_else(
+    shop: Shop, endpoints: list[tuple[str, str]]
+) -> None:
     path = shop.consumer()
     worker = shop.worker("w", "workers")
     shop.publish(1)
@@ -80,7 +94,7 @@ def test_a_worker_may_consume_and_nothing_else(shop: Shop) -> None:
     again = {"ack_tokens": tokens(worker.get(f"{path}/next"))}
     assert worker.post(f"{path}/ack", json=again).status_code == 200
     consuming = ("next", "receive", "ack", "nack", "extend")
-    for method, target in every_endpoint():
+    for method, target in endpoints:
         if not target.endswith(consuming):
             problem(worker.request(method, target), 403)
     assert shop.client.get(path).status_code == 200  # it was not deleted
@@ -89,12 +103,14 @@ def test_a_worker_may_consume_and_nothing_else(shop: Shop) -> None:
         assert refused == f"The token 'w' may only consume: this request needs {needed}."
 
 
-def test_a_viewer_reads_and_changes_and_consumes_nothing(shop: Shop) -> None:
+def test_a_viewer_reads_and_changes_and_consumes_nothing(
+    shop: Shop, endpoints: list[tuple[str, str]]
+) -> None:
     path = shop.consumer()
     token = shop.store.tokens.create("v", "viewer")
     with shop.api.as_bearer(token) as client:
         viewer = known(client)
-        for method, target in every_endpoint():
+        for method, target in endpoints:
             answer = viewer.request(method, target)
             if target.endswith(("next", "receive", "ack", "nack", "extend")):
                 problem(answer, 403)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,8 +14,17 @@ from tests.streams_help import Change, deleted, inserted, make_stream, publish, 
 from penstock.cli.api_tools import ApiTools
 from penstock.embedded.handles import Database
 
+WORKERS = "/v1/http-consumers/workers"
 WAIT = {"batch_size": 100, "wait_for_ms": 20_000}
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@pytest.fixture(scope="module")
+def refusing(shared_database: Database) -> Iterator[Shop]:
+    """A shop with a consumer `workers`, for tests that change nothing."""
+    with Shop(shared_database.url) as shop:
+        shop.consumer()
+        yield shop
 
 
 def test_a_consumer_has_the_defaults(shop: Shop) -> None:
@@ -102,17 +112,17 @@ def test_names_are_taken_once(shop: Shop) -> None:
         problem(shop.client.post("/v1/http-consumers", json=body), 409, "name")
 
 
-def test_a_stream_that_is_not_there(shop: Shop) -> None:
-    body = {"name": "workers", "stream": "nothing"}
-    answer = shop.client.post("/v1/http-consumers", json=body)
+def test_a_stream_that_is_not_there(refusing: Shop) -> None:
+    body = {"name": "other", "stream": "nothing"}
+    answer = refusing.client.post("/v1/http-consumers", json=body)
     assert "nothing" in problem(answer, 404)["detail"]
-    problem(shop.client.get("/v1/streams/nothing"), 404)
-    problem(shop.client.get("/v1/streams/nothing/receive"), 404)
+    problem(refusing.client.get("/v1/streams/nothing"), 404)
+    problem(refusing.client.get("/v1/streams/nothing/receive"), 404)
 
 
-def test_a_streams_own_group_stays(shop: Shop) -> None:
-    assert shop.client.get("/v1/http-consumers/events").json()["own"] is True
-    problem(shop.client.delete("/v1/http-consumers/events"), 409)
+def test_a_streams_own_group_stays(refusing: Shop) -> None:
+    assert refusing.client.get("/v1/http-consumers/events").json()["own"] is True
+    problem(refusing.client.delete("/v1/http-consumers/events"), 409)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +147,12 @@ def test_a_streams_own_group_stays(shop: Shop) -> None:
     ],
 )
 def test_a_wrong_setting_is_named_by_its_field(
-    shop: Shop, settings: dict[str, Any], field: str
+    refusing: Shop, settings: dict[str, Any], field: str
 ) -> None:
-    body = {"name": "workers", "stream": "events", **settings}
-    problem(shop.client.post("/v1/http-consumers", json=body), 422, field)
+    body = {"name": "other", "stream": "events", **settings}
+    problem(refusing.client.post("/v1/http-consumers", json=body), 422, field)
     if field not in ("name", "stream", "type"):
-        path = shop.consumer()
-        problem(shop.client.patch(path, json=settings), 422, field)
+        problem(refusing.client.patch(WORKERS, json=settings), 422, field)
 
 
 WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
@@ -182,17 +191,15 @@ def test_what_is_no_name(shop: Shop) -> None:
     shop.consumer("a" * 63)
 
 
-def test_what_is_no_number_in_a_url(shop: Shop) -> None:
-    path = shop.consumer()
+def test_what_is_no_number_in_a_url(refusing: Shop) -> None:
     for number in ("1_0", "5.0", "true", "%2B5", "%205", "%D9%A3", ""):
-        problem(shop.client.get(f"{path}/messages?limit={number}"), 422, "limit")
-        problem(shop.client.get(f"{path}/dead-letters?limit={number}"), 422, "limit")
+        problem(refusing.client.get(f"{WORKERS}/messages?limit={number}"), 422, "limit")
+        problem(refusing.client.get(f"{WORKERS}/dead-letters?limit={number}"), 422, "limit")
         if number:
-            problem(shop.client.post(f"{path}/dead-letters/{number}/replay"), 422, "id")
+            problem(refusing.client.post(f"{WORKERS}/dead-letters/{number}/replay"), 422, "id")
 
 
-def test_what_is_no_place_to_rewind_to(shop: Shop) -> None:
-    path = shop.consumer()
+def test_what_is_no_place_to_rewind_to(refusing: Shop) -> None:
     for place in (
         {"lsn": True, "idx": 0},
         {"lsn": "5", "idx": 0},
@@ -200,7 +207,7 @@ def test_what_is_no_place_to_rewind_to(shop: Shop) -> None:
         5,
         True,
     ):
-        problem(shop.client.post(f"{path}/rewind", json={"to": place}), 422, "to")
+        problem(refusing.client.post(f"{WORKERS}/rewind", json={"to": place}), 422, "to")
 
 
 def test_what_a_consumer_needs(shop: Shop) -> None:
@@ -344,9 +351,8 @@ def test_what_a_rewind_would_do(shop: Shop) -> None:
      {"lsn": 1, "idx": 0, "more": 1}, {"lsn": 2**63, "idx": 0},
      {"lsn": 1, "idx": 2**53}, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"],
 )  # fmt: skip
-def test_a_rewind_to_nowhere(shop: Shop, to: Any) -> None:
-    path = shop.consumer()
-    body = problem(shop.client.post(f"{path}/rewind", json={"to": to}), 422, "to")
+def test_a_rewind_to_nowhere(refusing: Shop, to: Any) -> None:
+    body = problem(refusing.client.post(f"{WORKERS}/rewind", json={"to": to}), 422, "to")
     assert "2026-01-31T12:00:00Z" in body["detail"]
 
 

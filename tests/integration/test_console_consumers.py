@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.api_help import Shop, ids, known, run_curl, tokens
-from tests.browser import NARROW, WIDE, Window
+from tests.browser import NARROW, Window
 
 from penstock.embedded.handles import Database
 from penstock.streams.nats_consumers import NatsConsumers
@@ -48,7 +48,6 @@ def test_the_list_is_sorted_by_lag(shop: Shop, window: Window) -> None:
     assert page.locator("tbody th").first.inner_text() == "c"
     page.get_by_label("Search consumers").fill("eve")
     page.locator(".paging", has_text="found").wait_for()
-    window.check_accessible()
 
 
 def test_pages_have_each_consumer_once(shop: Shop, window: Window) -> None:
@@ -117,10 +116,7 @@ def test_what_is_out_and_what_failed(shop: Shop, window: Window) -> None:
     assert page.locator("main img").count() == 0
     command = page.locator(".copy code").first.inner_text()
     assert f"http://{window.address}/v1/http-consumers/mail/next" in command
-    for width, height in (NARROW, WIDE):
-        page.set_viewport_size({"width": width, "height": height})
-        window.check_fits()
-        window.check_accessible()
+    window.check_looks()
     # The commands do what they are for, in a shell.
     shop.publish("again")
     token = shop.store.tokens.create("worker", "worker", ["mail"])
@@ -183,8 +179,9 @@ def test_it_is_rewound(shop: Shop, window: Window) -> None:
         page.get_by_role("button", name="Rewind mail").click()
         page.get_by_text("This is not mail.").wait_for()
         assert pending() == waiting
-        window.check_fits()
-        window.check_accessible()
+        if left:
+            window.check_fits()
+            window.check_accessible()
         page.get_by_label("To go on, type the name mail").fill("mail")
         page.get_by_role("button", name="Rewind mail").click()
         page.get_by_text("It goes on from there.").wait_for()
@@ -292,22 +289,3 @@ def test_a_viewer_changes_nothing(shop: Shop, window: Window) -> None:
     page = window.open("consumers/hook")
     assert page.get_by_role("button").all_inner_texts() == ["Log out"]
     assert page.get_by_role("link", name=re.compile("Edit|Delete|Rewind")).count() == 0
-    window.allow(403)
-    token = page.locator("meta[name=csrf]").get_attribute("content")
-    for path in (
-        "hook/pause",
-        "hook/resume",
-        "hook/rewind",
-        "hook/delete",
-        "hook/edit",
-        "form/new",
-    ):
-        answer = page.request.post(
-            f"http://{window.address}/console/consumers/{path}",
-            form={"csrf": token or "", "confirm": "hook", "to": "all", "name": "new", "do": "save",
-                  "type": "pull", "stream": "events"},
-            headers={"Sec-Fetch-Site": "same-origin"},
-        )  # fmt: skip
-        assert answer.status == 403, path
-    assert shop.client.get("/v1/consumers/new").status_code == 404
-    assert shop.client.get("/v1/http-consumers/hook").json()["disabled"] is None

@@ -10,7 +10,6 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.api_help import Shop
 from tests.browser import Window
-from tests.conftest import SharedPostgres
 from tests.streams_help import make_stream
 
 from penstock.api.console import page as page_module
@@ -63,13 +62,10 @@ def fill(shop: Shop) -> None:
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: SharedPostgres) -> Iterator[Shop]:
-    name = "test_console_lists"
-    database = Database(name, postgres.create_database(name))
-    with Shop(database.url) as shop:
+def shop(shared_database: Database) -> Iterator[Shop]:
+    with Shop(shared_database.url) as shop:
         fill(shop)
         yield shop
-    database.drop(postgres.url)
 
 
 @pytest.fixture(scope="module")

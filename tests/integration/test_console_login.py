@@ -9,7 +9,7 @@ from datetime import timedelta
 import httpx
 import pytest
 from tests.api_help import ApiServer, Shop
-from tests.browser import NARROW, WIDE, Window
+from tests.browser import Window
 from tests.waits import await_true
 
 from penstock.api.console.sessions import COOKIE, Sessions
@@ -65,12 +65,7 @@ def test_what_no_token_opens_is_named(shop: Shop, window: Window) -> None:
 
     await_true(is_known, what="the API, which is notified of new tokens, knows the worker's")
     assert "role viewer or admin" in page.get_by_role("alert").inner_text()
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        for width, height in (NARROW, WIDE):
-            page.set_viewport_size({"width": width, "height": height})
-            window.check_fits()
-        window.check_accessible()
+    window.check_looks(dark=True)
 
 
 def test_the_address_alone_leads_to_the_console(client: httpx.Client) -> None:

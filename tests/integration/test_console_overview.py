@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 from tests.api_help import Shop, tokens
-from tests.browser import NARROW, WIDE, Window
+from tests.browser import Window
 from tests.waits import await_true
 
 from penstock.core.health import Failure, Health, Level, Part
@@ -102,13 +102,7 @@ def test_what_is_wrong_stands_first_with_its_remedy(
         "orders", "degraded", "behind", "nats", "12.5", "1,000", "3", "190", "42", "s", "2"
     ]  # fmt: skip
     assert "3.0 s" in page.get_by_role("row", name="shop").first.inner_text()
-    window.check_accessible()
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        for width, height in (NARROW, WIDE):
-            page.set_viewport_size({"width": width, "height": height})
-            window.check_fits()
-            window.check_accessible()
+    window.check_looks(dark=True)
 
 
 def top(page: Page, selector: str) -> float:

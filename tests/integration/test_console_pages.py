@@ -6,16 +6,15 @@ The pages are those of the app's own list. What each one shows is tested in the 
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 from tests.api_help import ApiServer, Shop, known, tokens
-from tests.browser import NARROW, WIDE, Window, token_of
-from tests.conftest import SharedPostgres
+from tests.browser import AXE, COLOURS, NARROW, WIDE, Window, token_of
 
 from penstock.api.console.pages import PAGES
 from penstock.backfill.request import BackfillRequest, Backfills
@@ -23,7 +22,6 @@ from penstock.cli.api_tools import ApiTools
 from penstock.core.delivery import DeadLetter
 from penstock.embedded.handles import Database
 from penstock.streams.nats_consumers import NatsConsumers
-from penstock.streams.store import Store
 
 XSS: Final = '"><img src=x onerror="document.title=1"><script>document.title="owned"</script>'
 SECRET: Final = "hush"  # in each secret of the store
@@ -88,6 +86,7 @@ VARIANTS: Final = {
 }
 """What else is visited of a page: with another query, or of another thing."""
 
+DOCUMENT: Final = "targets: {web: {type: http, url: 'https://moved.invalid'}}"
 PLAN: Final = "/changes/plan"
 """The only form that a viewer may send: it changes nothing."""
 
@@ -167,13 +166,9 @@ class Full(Shop):
 
 
 @pytest.fixture(scope="module")
-def full(postgres: SharedPostgres) -> Iterator[Full]:
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    template = postgres.template("template_store", lambda url: Store.open(url).close())
-    database = Database(name, postgres.create_database(name, template))
-    with Full(database) as full:
+def full(shared_database: Database) -> Iterator[Full]:
+    with Full(shared_database) as full:
         yield full
-    database.drop(postgres.url)
 
 
 @pytest.fixture
@@ -196,30 +191,44 @@ def resize(page: Page, size: tuple[int, int]) -> None:
     page.set_viewport_size({"width": size[0], "height": size[1]})
 
 
-def look(page: Page, window: Window, path: str) -> None:
-    """Check a page at both widths, light and dark."""
-    page.emulate_media(color_scheme="light")
-    resize(page, NARROW)
-    window.open(path)
+def look(page: Page, window: Window, path: str, *, narrow_first: bool) -> None:
+    """Check a page narrow and light, and wide and dark: widths know no colours, nor schemes widths."""
+    for narrow in (narrow_first, not narrow_first):
+        page.emulate_media(color_scheme="light" if narrow else "dark")
+        resize(page, NARROW if narrow else WIDE)
+        if narrow == narrow_first:
+            window.open(path)
+        window.check_fits()
+        if narrow:
+            window.check_accessible()
+        else:
+            window.check_accessible(*COLOURS)
     landmarks = [page.get_by_role("banner"), page.get_by_role("main"),
                  page.get_by_role("heading", level=1)]  # fmt: skip
     assert [each.count() for each in landmarks] == [1, 1, 1]
     links = page.get_by_role("navigation", name="Pages", exact=True).get_by_role("link")
     assert links.count() == len([each for each in PAGES if each.listed])
     assert page.title() not in ("1", "owned")
-    window.check_fits()
-    window.check_accessible()
-    page.emulate_media(color_scheme="dark")
-    window.check_fits()
-    resize(page, WIDE)
-    window.check_fits()
-    window.check_accessible("color-contrast", "link-in-text-block")  # other rules know no colours
-    page.emulate_media(color_scheme="light")
-    window.check_fits()
+
+
+def test_schemes_differ_in_colours_alone() -> None:
+    """So what fits in one, fits in the other."""
+    css = (files("penstock.api.console") / "static" / "console.css").read_text(encoding="utf-8")
+    before, *schemes = re.split(r"@media \(prefers-color-scheme: \w+\)", css)
+    assert len(schemes) == 1
+    assert "color-scheme" not in before
+    (variables,) = re.findall(r"^ *\{\s*:root \{([^{}]*)\}\s*\}", schemes[0])
+    for name, value in re.findall(r"([\w-]+):([^;]*);", variables):
+        assert re.fullmatch(r"--[\w-]+", name), name
+        assert re.fullmatch(r" *#(?:[0-9a-f]{3}){1,2}", value), name
+    assert re.sub(r"[\w-]+:[^;]*;", "", variables).strip() == ""
+    assert "color-scheme" not in schemes[0]
+    assert "light-dark(" not in css
 
 
 def test_each_page_fits_is_accessible_and_has_no_secret(full: Full, window: Window) -> None:
     window.login(full.token)
+    window.page.add_init_script(path=AXE)  # sent once, as that takes as long as its run
     page, pages, wrong = window.page, 0, []
     for path in visits(full):
         answer = page.request.get(f"http://{window.address}/console/{path}")
@@ -232,12 +241,13 @@ def test_each_page_fits_is_accessible_and_has_no_secret(full: Full, window: Wind
         if "<html" in html:  # no figures of a chart, columns, nor the export
             pages += 1
             try:
-                look(page, window, path)
+                look(page, window, path, narrow_first=pages % 2 == 1)  # as the one before has ended
             except AssertionError as error:
                 wrong.append(f"{path}: {error}")
     assert not wrong, "\n".join(wrong)
     assert pages > len(PAGES)
     window.allow(404)
+    page.emulate_media(color_scheme="light")
     window.open("nothing").get_by_role("heading", name="Not found", level=1).wait_for()
     for size in (NARROW, WIDE):
         resize(page, size)
@@ -257,15 +267,15 @@ def test_a_viewer_changes_nothing_by_any_form(full: Full, window: Window) -> Non
             answer = window.context.request.post(
                 f"http://{window.address}/console/{path}?sink=copy",
                 form={"csrf": csrf, "name": "new", "role": "admin", "confirm": path.split("/")[-2:][0],
-                      "sink": "orders", "to": "new"},
+                      "sink": "orders", "to": "new", "do": "save", "source": "shop", "type": "pull",
+                      "stream": "orders", "tables": "public.logs", "document": DOCUMENT},
                 headers={"Sec-Fetch-Site": "same-origin"},
             )  # fmt: skip
             assert (answer.status, "Nothing was changed." in answer.text()) == (403, True), path
     assert posts > 2 * len(PAGES)
     assert full.content() == before
-    document = "targets: {web: {type: http, url: 'https://moved.invalid'}}"
     plan = window.context.request.post(
-        f"http://{window.address}/console{PLAN}", form={"csrf": csrf, "document": document},
+        f"http://{window.address}/console{PLAN}", form={"csrf": csrf, "document": DOCUMENT},
         headers={"Sec-Fetch-Site": "same-origin"},
     )  # fmt: skip
     assert (plan.status, "moved.invalid" in plan.text()) == (200, True), plan.text()

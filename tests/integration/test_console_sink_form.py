@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from tests.api_help import Shop, problem
-from tests.browser import NARROW, WIDE, Window
+from tests.browser import NARROW, Window
 from tests.streams_help import Change, deleted, inserted, publish
 from tests.waits import await_end, await_true
 
@@ -68,10 +68,7 @@ def test_a_sink_is_made_step_by_step_and_changed(shop: Shop, window: Window) -> 
         page.get_by_role("button", name=f"Add with {word}").click()
     written = "(record.total > 100 or record.note <> 'it''s') and record.\"Paid At\" is null"
     assert page.get_by_label("Filter").input_value() == written
-    for width, height in (NARROW, WIDE):
-        page.set_viewport_size({"width": width, "height": height})
-        window.check_fits()
-        window.check_accessible()
+    window.check_looks()
     page.get_by_role("button", name="Review").click()
     page.get_by_role("heading", name="What it would do").wait_for()
     assert shop.client.get("/v1/sinks/paid").status_code == 404
@@ -330,10 +327,7 @@ def test_a_consumers_filter_is_tried_as_it_is_typed(shop: Shop, window: Window) 
     trial.locator(".problem", has_text="nothing").wait_for()
     assert trial.locator(".outcome").count() == 0
     assert page.title() == "New pull consumer of events · Penstock"
-    for width, height in (NARROW, WIDE):
-        page.set_viewport_size({"width": width, "height": height})
-        window.check_fits()
-        window.check_accessible()
+    window.check_looks()
     assert shop.client.get("/v1/http-consumers").json()["data"][0]["name"] == "events"
     page = window.open("consumers/form/new?stream=events&type=nats")
     page.get_by_label("One a line, as JSON").fill(messages("keep"))

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from playwright.sync_api import Page
 from tests.api_help import Shop, known
-from tests.browser import NARROW, WIDE, Window
+from tests.browser import Window
 from tests.streams_help import Change, deleted, inserted, publish, updated
 
 from penstock.core.delivery import DeadLetter
@@ -191,10 +191,7 @@ def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -
     assert "too_large: 2 MiB" in out
     assert page.title().startswith("Message ")
     assert page.locator("main img").count() == 0
-    for width, height in (NARROW, WIDE):
-        page.set_viewport_size({"width": width, "height": height})
-        window.check_fits()
-    window.check_accessible()
+    window.check_looks()
     answer = run(copied(page, "Copy: curl"), shop)
     assert answer.status_code == 200
     (message,) = answer.json()["messages"]
@@ -227,12 +224,7 @@ def test_hostile_names_are_text_and_a_viewer_sees_all(shop: Shop, window: Window
     page.get_by_role("cell", name="onerror=").first.wait_for()
     assert page.title() == "events · Penstock"
     assert page.locator("main img").count() == 0
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        for width, height in (NARROW, WIDE):
-            page.set_viewport_size({"width": width, "height": height})
-            window.check_fits()
-        window.check_accessible()
+    window.check_looks()
     window.allow(404)
     page = window.open("streams/nothing")
     page.get_by_text("There is no stream 'nothing'.").wait_for()
