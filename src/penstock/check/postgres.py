@@ -13,7 +13,7 @@ from penstock.config.sources import PostgresSource
 from penstock.core.connect import address
 from penstock.core.errors import CaptureError, SetupError
 from penstock.core.finding import Finding
-from penstock.core.tables import TablePattern
+from penstock.core.tables import TablePattern, matches_any
 from penstock.core.text import nearest
 from penstock.postgres.admin import Catalog, Publication, TableInfo, open_catalog
 from penstock.postgres.connect import publication_missing
@@ -96,11 +96,20 @@ def _findings(
     yield from _tables(what, catalog, relations, selected)
     yield from _tables_of_sinks(catalog, relations, selected, sinks)
     identities = catalog.identities(selected)
+    patterns = {name: sink.patterns for name, sink in sinks.items()}
     for table in selected:
-        subject = f"{what}: table {table}"
-        of_table = identities[table.oid]
+        of_table = {
+            name: sinks[name]
+            for name, taken in patterns.items()
+            if taken is None or matches_any(taken, table.schema, table.name)
+        }
         yield from inspect_table(
-            subject, catalog, publication, table, identities=of_table, sinks=sinks
+            f"{what}: table {table}",
+            catalog,
+            publication,
+            table,
+            identities=identities[table.oid],
+            sinks=of_table,
         )
 
 

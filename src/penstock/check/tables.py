@@ -11,7 +11,6 @@ from penstock.config.sinks import NatsSinkSettings, SinkSettings, StreamSinkSett
 from penstock.core.finding import Finding
 from penstock.core.route_path import PathTemplate
 from penstock.core.subject import SubjectTemplate
-from penstock.core.tables import matches_any
 from penstock.core.text import nearest
 from penstock.postgres.admin import Catalog, Publication, ReplicaIdentity, TableInfo
 from penstock.postgres.publication import publish_generated, publishes_generated
@@ -26,7 +25,7 @@ def inspect_table(
     identities: Sequence[ReplicaIdentity],
     sinks: Mapping[str, SinkSettings],
 ) -> Iterator[Finding]:
-    """Return what a table's replica identity, columns and rights mean for the sinks."""
+    """Return what a table's replica identity, columns and rights mean for `sinks`, which take it."""
     yield from _identity(what, catalog, table, identities)
     yield from _generated(what, catalog, publication, table, identities)
     if not table.readable:
@@ -83,9 +82,6 @@ def _columns(
     `lost` has the generated columns that no message has.
     """
     for name, sink in sinks.items():
-        patterns = sink.patterns
-        if patterns is not None and not matches_any(patterns, table.schema, table.name):
-            continue
         keyed = table.has_key or any(i.identity == "i" and i.columns for i in identities)
         if isinstance(sink, StreamSinkSettings) and sink.kind == "rows" and not keyed:
             message = (

@@ -43,23 +43,23 @@ def _secrets(
     spec: Mapping[str, Any], model: type[BaseModel] | None, kind: str, path: Path
 ) -> Iterator[tuple[Path, str, str]]:
     for key, value in spec.items():
-        here = (*path, key)
-        if key in _URL_KEYS and isinstance(value, str):
+        is_text = isinstance(value, str)
+        if key in _URL_KEYS and is_text:
             of_webhook = kind == "consumer" and model is not NatsConsumer
             if (shown := _shown_url(value, of_webhook=of_webhook)) != value:
-                yield here, value, shown
+                yield (*path, key), value, shown
         elif _is_secret(model, key):
-            yield from _all_texts(value, here, of_provider=kind == "provider")
-        elif isinstance(value, str | int):
+            yield from _all_texts(value, (*path, key), of_provider=kind == "provider")
+        elif is_text or isinstance(value, int):
             continue
         elif isinstance(value, Mapping):
             inner = inner_model(_annotation(model, key), value)
-            yield from _secrets(value, inner, kind, here)
+            yield from _secrets(value, inner, kind, (*path, key))
         elif isinstance(value, list | tuple):
             for i, member in enumerate(value):
                 if isinstance(member, Mapping):
                     inner = inner_model(_annotation(model, key), member)
-                    yield from _secrets(member, inner, kind, (*here, i))
+                    yield from _secrets(member, inner, kind, (*path, key, i))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from penstock.config.document import Key, Spec
@@ -18,8 +18,7 @@ AuditDoor = Literal["file", "api", "console", "command"]
 Action = Literal["create", "update", "delete"]
 
 
-@dataclass(frozen=True, slots=True)
-class Entity:
+class Entity(NamedTuple):
     """A source, sink, consumer or target as the desired state has it.
 
     `spec` has its variables unresolved and its secrets in it: `shown` is what may be seen of it.

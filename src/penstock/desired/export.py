@@ -69,7 +69,7 @@ def _own(settings: Mapping[str, Any], needed: dict[str, str]) -> dict[str, Any]:
 
 def _typed_first(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys in an order to read: a `jsonb` has lost the user's."""
-    return {**{key: spec[key] for key in _FIRST if key in spec}, **spec}
+    return {key: spec[key] for key in _FIRST if key in spec} | dict(spec)
 
 
 def _variables(value: Any) -> Sequence[str]:

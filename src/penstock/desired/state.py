@@ -187,13 +187,16 @@ def new_process(connection: psycopg.Connection[Any]) -> int:
 def read(connection: psycopg.Connection[Any], kinds: Collection[str] | None = None) -> Snapshot:
     """Return the state over a connection, as `DesiredState.read` does; raises what psycopg does."""
     values = {"kinds": None if kinds is None else list(kinds)}
-    rows = connection.execute(_SQL["read"], values).fetchall()
+    rows = connection.execute(_SQL["read"], values, binary=True).fetchall()
+    version = rows[0][0] if rows else 0
+    rows = [row for row in rows if row[1] is not None]
+    # All of them at once, in a fraction of the time.
+    specs = json.loads(f"[{','.join([row[4] for row in rows])}]")
     entities = {
-        (kind, name): Entity(kind, name, id_, json.loads(spec), *rest)
-        for _, kind, name, id_, spec, *rest in rows
-        if kind is not None
+        (kind, name): Entity(kind, name, id_, spec, *rest)
+        for (_, kind, name, id_, _, *rest), spec in zip(rows, specs, strict=True)
     }
-    return Snapshot(rows[0][0] if rows else 0, entities)
+    return Snapshot(version, entities)
 
 
 def changed_row(kind: str, name: str, spec: Spec | None, expected: int | None) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import yaml
 
 _plain: Final = re.compile(
-    r"(?!(?:true|false|yes|no|on|off|null)\Z)[a-z_](?:[a-z0-9_./-]|:(?=/)){0,99}",
-    re.ASCII | re.IGNORECASE,
+    r"(?!(?i:true|false|yes|no|on|off|null)\Z)(?=.{1,100}\Z)"
+    r"[A-Za-z_][A-Za-z0-9_./-]*(?::(?=/)[A-Za-z0-9_./-]*)*"
 ).fullmatch
 """Finds texts that need no quotes: YAML reads them as they are, and as nothing but a text."""
 _CONSTANTS: Final = {True: "true", False: "false", None: "null"}
@@ -45,30 +45,25 @@ class _Writer:
         """What PyYAML writes: the number of the part, the indentation of its lines, and a value."""
 
     def mapping(self, of: Mapping[str, Any], indent: str) -> None:
+        write = self.parts.append
         for key, value in of.items():
-            if _is_plain(key):
-                self.parts.append(f"{indent}{key}:")
-                self.value(value, indent)
-            else:
-                self.parts.append(indent)
+            kind = type(value)
+            if _plain(key) is None:
+                write(indent)
                 self.leave({key: value}, indent)
-
-    def value(self, value: Any, indent: str) -> None:
-        """Write the value of a key that stands at `indent`."""
-        kind = type(value)
-        if kind is str and _plain(value):
-            self.parts.append(f" {value}\n")
-        elif kind is int or value is None or kind is bool:
-            self.parts.append(f" {value if kind is int else _CONSTANTS[value]}\n")
-        elif kind is dict and value:
-            self.parts.append("\n")
-            self.mapping(value, f"{indent}  ")
-        elif kind is list and value:
-            self.parts.append("\n")
-            self.items(value, indent)
-        else:
-            self.parts.append(" ")
-            self.leave(value, f"{indent}  ")
+            elif kind is dict and value:
+                write(f"{indent}{key}:\n")
+                self.mapping(value, f"{indent}  ")
+            elif kind is list and value:
+                write(f"{indent}{key}:\n")
+                self.items(value, indent)
+            elif kind is int or (kind is str and _plain(value)):
+                write(f"{indent}{key}: {value}\n")
+            elif value is None or kind is bool:
+                write(f"{indent}{key}: {_CONSTANTS[value]}\n")
+            else:
+                write(f"{indent}{key}: ")
+                self.leave(value, f"{indent}  ")
 
     def items(self, of: list[Any], indent: str) -> None:
         if all(_is_plain(each) for each in of):

@@ -87,8 +87,9 @@ SELECT c.oid::bigint AS oid, n.nspname::text AS schema, c.relname::text AS name,
        pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE')
            AND pg_catalog.has_table_privilege(c.oid, 'SELECT') AS readable,
-       EXISTS (SELECT FROM pg_catalog.pg_index i
-               WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
+       -- By the table's own indexes: EXISTS is planned to read those of the whole database.
+       COALESCE((SELECT pg_catalog.bool_or(i.indisprimary) FROM pg_catalog.pg_index i
+                 WHERE i.indrelid = c.oid), false) AS has_key,
        a.columns, a.generated
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -132,7 +133,8 @@ CROSS JOIN LATERAL (
     SELECT relid FROM pg_catalog.pg_partition_tree(t.oid) WHERE isleaf
     UNION
     SELECT p.oid FROM pg_catalog.pg_class p WHERE p.oid = t.oid AND p.relkind = 'r') l (relid)
-JOIN pg_catalog.pg_class c ON c.oid = l.relid
+-- By oid: a join is planned to read all relations of the database, as it expects many partitions.
+CROSS JOIN LATERAL (SELECT * FROM pg_catalog.pg_class p WHERE p.oid = l.relid OFFSET 0) c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 ORDER BY n.nspname, c.relname
 

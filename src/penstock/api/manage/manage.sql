@@ -36,8 +36,9 @@ SELECT pg_catalog.set_config('statement_timeout', '4s', false),
 SELECT c.oid::bigint AS oid, n.nspname::text AS schema, c.relname::text AS name,
        c.relkind = 'p' AS partitioned,
        CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END AS rows,
-       EXISTS (SELECT FROM pg_catalog.pg_index i
-               WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
+       -- By the table's own indexes: EXISTS is planned to read those of the whole database.
+       COALESCE((SELECT pg_catalog.bool_or(i.indisprimary) FROM pg_catalog.pg_index i
+                 WHERE i.indrelid = c.oid), false) AS has_key,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE')
            AND pg_catalog.has_table_privilege(c.oid, 'SELECT') AS readable,
        EXISTS (SELECT FROM pg_catalog.pg_publication_tables t
