@@ -15,7 +15,8 @@ from penstock.runtime.runner_context import RunnerContext
 class DesiredConfig:
     """The configuration of the source `name`; any thread may read and change it.
 
-    What can't be run is refused as a whole: until it changes, the last good one is to be run.
+    What can't be run is refused as a whole: until it changes, the last good one is to be run, or at a
+    start the part of it that can be.
     """
 
     def __init__(self, name: str, config: Config, context: RunnerContext) -> None:
@@ -24,6 +25,7 @@ class DesiredConfig:
         self._lock = threading.Lock()
         self._newest: Config | None = config
         self._refused: tuple[Config, Failure] | None = None
+        self._part: Config | None = None
         self.good: Config | None = None
         """The last one that was run."""
 
@@ -40,7 +42,7 @@ class DesiredConfig:
         """Return what the next run is of."""
         with self._lock:
             if self._refused is not None and self._refused[0] is self._newest:
-                return self.good
+                return self._part or self.good
             return self._newest
 
     def is_wanted(self, config: Config) -> bool:
@@ -58,17 +60,21 @@ class DesiredConfig:
         """Why the newest one is not run, where it was refused."""
         return None if self._refused is None else self._refused[1]
 
-    def refuse(self, config: Config, error: PenstockError) -> None:
-        """Note why a configuration can't be run; the one before goes on."""
+    def refuse(self, config: Config, error: PenstockError, part: Config | None = None) -> None:
+        """Note why a configuration can't be run; `part` of it is, or else the one before goes on."""
+        what, runs = (
+            ("changed configuration", "the one before goes on")
+            if part is None
+            else ("configuration", "the rest of it is run")
+        )
         failure = Failure(
             "change_refused",
-            f"The changed configuration of source {self._name} is refused, and the one before goes on"
-            f" ({error.code}): {error.message}",
+            f"The {what} of source {self._name} is refused, and {runs} ({error.code}): {error.message}",
             error.remedy or "Correct it.",
             time.time(),
         )
         with self._lock:
-            self._refused = config, failure
+            self._refused, self._part = (config, failure), part
         self._context.refused(self._name, config, error)
 
     def take(self, config: Config) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, StoreError
+from penstock.core.finding import Finding
 from penstock.core.health import Failure
 from penstock.runtime import recovery
 from penstock.runtime.store_session import StoreSession
@@ -17,6 +19,8 @@ from penstock.streams.store import Store
 # A capture without its publication goes on reporting that.
 FATAL_CODES: Final = recovery.GAP_CODES - {"publication_missing"} | {"unknown_column", "internal"}
 """Codes of a capture's errors that end a run."""
+SHARED_STREAM: Final = "shared_stream"
+"""The code of the error that `shared_stream` gives."""
 
 
 class Guard(Protocol):
@@ -46,13 +50,31 @@ class Guard(Protocol):
 
 def shared_stream(config: Config) -> str | None:
     """Return an error's text where messages would be each other's duplicates, of any two sinks."""
+    for finding in _shared(config):
+        return f"{finding.subject}: {finding.message}; {finding.fix}."
+    return None
+
+
+def without_shared(config: Config) -> Config | None:
+    """Return a configuration without the consumers whose messages would be another's duplicates.
+
+    They lose nothing, as their streams keep it. None where there is none, or a sink's would.
+    """
+    subjects = {finding.subject for finding in _shared(config)}
+    named = {name for name in config.nats_consumers if f"consumer {name}" in subjects}
+    if not subjects or len(named) < len(subjects):
+        return None
+    kept = {n: c for n, c in config.nats_consumers.items() if n not in named}
+    return config.model_copy(update={"nats_consumers": kept})
+
+
+def _shared(config: Config) -> Iterator[Finding]:
     for source in config.sources:
         sinks, consumers = config.sinks_of(source), config.nats_consumers_of(source)
         several = len(sinks) + len(consumers) > 1
         for finding in shared_streams(source, sinks, consumers) if several else ():
             if finding.level == "error":
-                return f"{finding.subject}: {finding.message}; {finding.fix}."
-    return None
+                yield finding
 
 
 class SlotGuard:

@@ -84,8 +84,13 @@ def concerned(source: str, config: Config, error: PenstockError) -> Iterator[tup
     """Yield the entities that an error names; the source, where it names no sink."""
     named = [name for name in config.sinks if f"sinks.{name}." in error.message]
     named = named or [name for name in config.sinks if f"{name!r}" in error.message]
+    named += [name for name in config.sinks if error.message.startswith(f"sink {name}: ")]
     yield from (("sink", name) for name in named)
-    readers = [name for name in config.nats_consumers if f"consumers.{name}." in error.message]
+    readers = [
+        name
+        for name in config.nats_consumers
+        if f"consumers.{name}." in error.message or error.message.startswith(f"consumer {name}: ")
+    ]
     yield from (("consumer", name) for name in readers)
     if not named and not readers:
         yield "source", source

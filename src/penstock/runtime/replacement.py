@@ -20,7 +20,7 @@ from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.core.errors import PenstockError, SetupError, StoreError
 from penstock.runtime.desired_config import DesiredConfig
-from penstock.runtime.guard import shared_stream
+from penstock.runtime.guard import SHARED_STREAM, shared_stream
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.reconcile import reads_alike, without
 from penstock.runtime.run import Run
@@ -248,4 +248,4 @@ def _check_streams(run: Run, config: Config) -> None:
     """Await the streams of new sinks, and raise `SetupError` where two sinks must not share one."""
     run.preparation.await_streams(_STREAM_SECONDS)
     if (shared := shared_stream(config)) is not None:
-        raise SetupError("shared_stream", shared)
+        raise SetupError(SHARED_STREAM, shared)

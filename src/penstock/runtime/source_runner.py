@@ -16,6 +16,7 @@ from penstock.config.settings import Config
 from penstock.core.errors import CaptureError, PenstockError, SetupError, StoreError
 from penstock.core.health import Failure, Level, Part
 from penstock.runtime.desired_config import DesiredConfig
+from penstock.runtime.guard import SHARED_STREAM, without_shared
 from penstock.runtime.lease import Lease
 from penstock.runtime.nats_consumers import state_of
 from penstock.runtime.replacement import Replacement, Successor
@@ -214,8 +215,16 @@ class SourceRunner:
         elif run.failure is not None and self._desired.good not in (None, config):
             found = run.failure
             self._desired.refuse(config, SetupError(found.code, found.cause, remedy=found.remedy))
-        elif run.failure is not None:
+        elif run.failure is not None and not self._run_a_part(config, run.failure):
             self.failure = run.failure.lasting(None, time.time())
+
+    def _run_a_part(self, config: Config, failure: Failure) -> bool:
+        """Have the next turn leave out the consumers that keep a source from starting, and no more."""
+        if self._context.once or failure.code != SHARED_STREAM:
+            return False
+        if (part := without_shared(config)) is not None:
+            self._desired.refuse(config, SetupError(failure.code, failure.cause), part)
+        return part is not None
 
     def _run_of(self, config: Config) -> Run:
         follows = self._desired.good is not None
