@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 END: Final[StreamPosition] = ((1 << 63) - 1, (1 << 63) - 1)
 """Behind all positions."""
-_SECONDS: Final = 0.12
+_SECONDS: Final = 0.09
 _MOST_SECONDS: Final = 5
 """How long one window of messages may take; a regular expression may never end."""
 _WINDOW: Final = 500
@@ -110,18 +110,28 @@ async def browse(
     search: StreamSearch, criteria: Criteria, low: StreamPosition, high: StreamPosition, limit: int
 ) -> SearchPage:
     """Return the first messages in (low, high], in the order of `criteria`; `limit` at most."""
+    deadline = time.monotonic() + _SECONDS  # what comes before the first window counts, too
     await search.view.refresh()
-    return await search.view.whole(lambda: _browse(search, criteria, low, high, limit))
+
+    async def take() -> SearchPage:
+        async with _evaluated(search, criteria.condition) as (connection, passed):
+            walk = _Walk(search, criteria, connection, passed)
+            return await walk.take(low, high, limit, deadline)
+
+    return await search.view.whole(take)
 
 
-async def _browse(
-    search: StreamSearch, criteria: Criteria, low: StreamPosition, high: StreamPosition, limit: int
-) -> SearchPage:
-    if criteria.condition is None:
+@contextlib.asynccontextmanager
+async def _evaluated(
+    search: StreamSearch, condition: Translated | None
+) -> AsyncIterator[tuple[Connection, sql.Composable]]:
+    """Lend a connection as `evaluating` does; without a condition all messages pass."""
+    if condition is None:
         async with search.sessions.session() as connection:
-            return await _Walk(search, criteria, connection, _PASSES).take(low, high, limit)
-    async with evaluating(search, criteria.condition, "filter") as (connection, passed):
-        return await _Walk(search, criteria, connection, passed).take(low, high, limit)
+            yield connection, _PASSES
+    else:
+        async with evaluating(search, condition, "filter") as lent:
+            yield lent
 
 
 @contextlib.asynccontextmanager
@@ -175,13 +185,15 @@ class _Walk:
         # Where all messages are asked for, a window larger than the page would be read in vain.
         self._sparse = bool(conditions) or criteria.condition is not None
 
-    async def take(self, low: StreamPosition, high: StreamPosition, limit: int) -> SearchPage:
+    async def take(
+        self, low: StreamPosition, high: StreamPosition, limit: int, deadline: float
+    ) -> SearchPage:
+        """Return what a search finds in (low, high] until the deadline, in one window at least."""
         view, down = self._search.view, self._criteria.newest_first
         found: list[Found] = []
         looked_at = failures = 0
         failure: str | None = None
         rows = max(_WINDOW, limit + 1) if self._sparse else limit + 1
-        deadline = time.monotonic() + _SECONDS
         for segment in reversed(view.segments) if down else view.segments:
             begin, last = max(low, segment.after), min(high, segment.through, view.head)
             while begin < last:
