@@ -257,6 +257,10 @@ def test_a_store_that_can_not_be_restarted_is_tried_again(folder: Path) -> None:
             while "is in use by another program" not in (error := outages.began()):
                 pass
             assert f"port {port}" in error
+            # Nor does a process that comes now move it away from those that have its URL.
+            taken = pytest.raises(EmbeddedError, match="is in use by another program")
+            with taken, open_store(EMBEDDED, folder):
+                pass
         outages.ended()
         assert answer(url) == 42
 

@@ -146,15 +146,16 @@ class EmbeddedPostgres:
             assert self._process is not None  # noqa: S101 - for the type checker
             tail = self._process.log_tail()
             self._process = None
-            if "Address already in use" in tail:
-                if self._fixed:
-                    raise PortTakenError(_PORT_TAKEN.format(port=self.port, data=self.data_dir))
+            is_taken = "Address already in use" in tail
+            if is_taken and not self._fixed:
                 if tries >= _PORTS:
                     raise EmbeddedError(f"Postgres finds no free port; see {self.log_path}")
                 self.port = None
-            elif tries >= _TRIES or "shared memory block" not in tail:
+            elif is_taken and tries >= _TRIES:
+                raise PortTakenError(_PORT_TAKEN.format(port=self.port, data=self.data_dir))
+            elif tries >= _TRIES or not (is_taken or "shared memory block" in tail):
                 raise EmbeddedError(f"Postgres did not start; {self.log_path} ends with:\n{tail}")
-            # else: backends of a killed postmaster still hold its memory, for some milliseconds
+            # else: processes of a killed postmaster hold its memory or its port, for some milliseconds
         return self
 
     def _try_start(self) -> bool:

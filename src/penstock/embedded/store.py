@@ -184,14 +184,27 @@ class _Share:
         return None
 
     def _start(self) -> int:
-        """Start the server: on this process's port, or else on its last one, or else on any."""
+        """Start the server: on this process's port, or else on its last one, or else on any.
+
+        It does not move while other processes use it: the port is in their URLs.
+        """
         _clear(self._data)
         try:
             return self._start_on(self._port or _last_port(self._data))
         except PortTakenError:
-            if self._port is not None:
+            if self._port is not None or self._is_shared():
                 raise
             return self._start_on(None)
+
+    def _is_shared(self) -> bool:
+        """Whether other processes have a part in the store."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        return False
 
     def _start_on(self, port: int | None) -> int:
         if self._server is not None:
