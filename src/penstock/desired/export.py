@@ -73,10 +73,16 @@ def _typed_first(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _variables(value: Any) -> Sequence[str]:
-    if isinstance(value, str):
-        return variables(value) if "${" in value else ()
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return ()
-    return [name for part in value for name in _variables(part)]
+    found: list[str] = []
+    left = [value]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind is str:
+            if "${" in value:
+                found += variables(value)
+        elif kind is dict:
+            left += reversed(value.values())
+        elif kind is list or kind is tuple:
+            left += reversed(value)
+    return found

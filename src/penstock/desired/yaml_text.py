@@ -6,17 +6,18 @@ what has to be quoted, or takes several lines: all of that at once, which is the
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
 
-_plain: Final = re.compile(
+_PLAIN: Final = re.compile(
     r"(?!(?i:true|false|yes|no|on|off|null)\Z)(?=.{1,100}\Z)"
     r"[A-Za-z_][A-Za-z0-9_./-]*(?::(?=/)[A-Za-z0-9_./-]*)*"
-).fullmatch
-"""Finds texts that need no quotes: YAML reads them as they are, and as nothing but a text."""
+)
+"""Texts that need no quotes: YAML reads them as they are, and as nothing but a text."""
 _CONSTANTS: Final = {True: "true", False: "false", None: "null"}
 _BREAK: Final = r"[\n\x85\u2028\u2029]"
 """What YAML takes for the end of a line."""
@@ -38,6 +39,11 @@ def yaml_of(root: Mapping[str, Any]) -> str:
     return writer.text()
 
 
+@functools.lru_cache(maxsize=1024)  # keys, and most values, come again and again
+def _plain(text: str) -> bool:
+    return _PLAIN.fullmatch(text) is not None
+
+
 class _Writer:
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -48,7 +54,7 @@ class _Writer:
         write = self.parts.append
         for key, value in of.items():
             kind = type(value)
-            if _plain(key) is None:
+            if not _plain(key):
                 write(indent)
                 self.leave({key: value}, indent)
             elif kind is dict and value:
@@ -85,7 +91,7 @@ class _Writer:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) is str and _plain(value) is not None
+    return type(value) is str and _plain(value)
 
 
 _Base: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
