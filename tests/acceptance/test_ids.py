@@ -81,15 +81,17 @@ def test_messages_have_the_ids_of_their_consumers(
         assert len(set(ids.values())) == len(entities)
         api("PATCH", f"/v1/consumers/{ids['work']}", {"max_deliver": 3})
         assert api("GET", "/v1/consumers/work")["spec"]["max_deliver"] == 3
-        sinks = ("direct", "events")
-        pipeline.wait_for(
-            lambda: (
-                set(sinks) <= pipeline.status().get("sinks", {}).keys()
-                and "mail" in pipeline.status().get("nats_consumers", {})
-            ),
-            PATIENCE,
-            "taken",
-        )
+        wanted = {
+            "sinks": {"direct", "events"},
+            "nats_consumers": {"mail"},
+            "consumers": {"work", "hook"},  # there once a run has made their stream
+        }
+
+        def taken() -> bool:
+            status = pipeline.status()
+            return all(names <= status.get(of, {}).keys() for of, names in wanted.items())
+
+        pipeline.wait_for(taken, PATIENCE, "taken")
         pipeline.wait_ready()
         database.execute("INSERT INTO items VALUES (1), (2)")
         pulled: list[dict[str, Any]] = []
