@@ -22,6 +22,7 @@ from penstock.spark.jvm import Jvm
 from penstock.spark.settings import local_master, settings_of
 
 _MASTER: Final = local_master("local[*]")
+_SETTINGS: Final = settings_of(_MASTER)
 CAN_BE_LENT: Final = hasattr(os, "pidfd_open")
 """Linux alone tells how a process is that is no child."""
 _RUNS: Final = 12
@@ -49,9 +50,9 @@ class _Process:
 class WarmJvm(Jvm):
     """A JVM of the process that forks runs; a run connects to it as to one of its own."""
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         launch._prepare(_MASTER)
-        super().__init__(_MASTER, settings, fork=True)
+        super().__init__(_MASTER, _SETTINGS, fork=True)
         atexit.unregister(self._leave)  # a fork's end is not its end
         super().fork()
         assert self.process is not None
@@ -97,14 +98,13 @@ class WarmJvms:
         self._folder = tempfile.mkdtemp(prefix="penstock-test-jvms-")
         os.chdir(self._folder)
         os.environ["SPARK_LOCAL_DIRS"] = self._folder
-        self._settings = settings_of(_MASTER)
         self._idle: list[WarmJvm] = []
         self._busy: dict[int, WarmJvm] = {}
 
     def take(self) -> WarmJvm:
         """Return one for the run that is forked next."""
         self._idle = [jvm for jvm in self._idle if jvm.lives]
-        return self._idle.pop() if self._idle else WarmJvm(self._settings)
+        return self._idle.pop() if self._idle else WarmJvm()
 
     def lend(self, jvm: WarmJvm, pid: int) -> None:
         """Take in which run has it."""
@@ -129,13 +129,12 @@ class WarmJvms:
 
 def use(jvm: WarmJvm) -> None:
     """Have this process, a fork, run its session in `jvm`, where that fits its settings."""
-    fits = settings_of(_MASTER)
 
     def made(
         master: str, settings: Mapping[str, str], record: Path | None = None, *, fork: bool = False
     ) -> Jvm:
-        same = {name: value for name, value in settings.items() if name.startswith("spark.driver.")}
-        if record is None and master == _MASTER and same.items() <= fits.items():
+        own = {name: value for name, value in settings.items() if name.startswith("spark.driver.")}
+        if record is None and master == _MASTER and own.items() <= _SETTINGS.items():
             return jvm
         return Jvm(master, settings, record, fork=fork)
 

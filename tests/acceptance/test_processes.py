@@ -63,16 +63,16 @@ def test_each_takes_up_what_another_was_asked(tmp_path: Path, database: Database
 def _share_max_waiting(one: Api, other: Api, database: Database) -> None:
     """While a worker waits at one process, the other refuses; what wakes it comes by the other."""
     one(
-        "PUT", "/v1/consumers/work", {"stream": "events", "deliver_policy": "new", "max_waiting": 1}
+        "PUT", "/v1/consumers/jobs", {"stream": "events", "deliver_policy": "new", "max_waiting": 1}
     )
-    path = "/v1/consumers/work/receive"
+    path = "/v1/consumers/jobs/receive"
     other("GET", "/v1/streams")  # it knows the token
     waiting = Later(lambda: other("GET", f"{path}?wait_for_ms=25000"))
-    until_a_place_is_taken(database.url, "work")
+    until_a_place_is_taken(database.url, "jobs")
     with pytest.raises(HTTPError) as refused:
         one("GET", path)
     assert (refused.value.code, refused.value.headers["retry-after"]) == (429, "1")
-    one("POST", "/v1/http-consumers/work/rewind", {"to": "all"})
+    one("POST", "/v1/http-consumers/jobs/rewind", {"to": "all"})
     (message,) = waiting.result()["data"]
     assert message["record"] == {"id": 1}
     await_true(lambda: _gets_nothing(one, path), what="the place is free for the other")

@@ -183,6 +183,7 @@ def test_missing_variable_is_named_once(tmp_path: Path) -> None:
         ("sources: [\n", "not valid YAML"),
         ("a:\n\tb: c\n", ":2: not valid YAML: a tab indents this line: write blanks instead"),
         ("a: b\n\tc: d\n", ":2: not valid YAML: a tab indents this line: write blanks instead"),
+        ("a: b\rc:\r\td: e\r", ":3: not valid YAML: a tab indents this line: write blanks instead"),
         ("a: b: c\n", ":1: not valid YAML: mapping values are not allowed here"),
         ("- a\n", ":1: expected the keys sources and sinks"),
         ("sources: {}\n", ": sources: missing: expected at least one source"),

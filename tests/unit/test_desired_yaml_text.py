@@ -46,3 +46,8 @@ def test_it_is_what_pyyaml_writes(root: dict[str, Any]) -> None:
 def test_a_comment_behind_a_block_is_no_part_of_it(block: str) -> None:
     written = yaml.safe_load(f"{yaml_of({'a': {'b': block}})}\n# A comment.\n")
     assert written == {"a": {"b": block}}
+
+
+def test_keys_that_are_no_texts() -> None:
+    root = {"conf": {1: "a", None: "b", "c": {2.5: "d"}}}
+    assert yaml.safe_load(yaml_of(root)) == root

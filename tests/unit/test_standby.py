@@ -62,5 +62,5 @@ def test_what_a_standby_has_prepared_when_it_takes_the_source(
         assert is_ready or query.closed.wait(5), "it goes on beside the run"
     assert holders == ["another (process 7)", None]
     assert cast("Any", standby.take()) is (query if is_ready else None)
-    told = [entry["event"] for entry in logs if "ready" in entry["event"]]
-    assert told == (["ready to take the source over"] if is_ready else [])
+    logged = [entry["event"] for entry in logs if "ready" in entry["event"]]
+    assert logged == (["ready to take the source over"] if is_ready else [])

@@ -60,7 +60,7 @@ def parse(text: str, environ: Mapping[str, str]) -> Document:
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         problem = _QUOTED.sub("'…'", " ".join(filter(None, (e.problem, e.context))))
-        if mark and text.split("\n")[mark.line][mark.column : mark.column + 1] == "\t":
+        if mark and text[mark.index : mark.index + 1] == "\t":
             problem = "a tab indents this line: write blanks instead"
         document.problems.append((mark.line + 1 if mark else 1, (), f"not valid YAML: {problem}"))
     except yaml.reader.ReaderError as e:

@@ -54,7 +54,7 @@ class _Writer:
         write = self.parts.append
         for key, value in of.items():
             kind = type(value)
-            if not _plain(key):
+            if not _is_plain(key):  # a file may have a key that is no text
                 write(indent)
                 self.leave({key: value}, indent)
             elif kind is dict and value:

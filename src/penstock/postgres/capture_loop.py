@@ -30,6 +30,7 @@ _ROUND: Final = 500  # messages decoded before the lock is given up
 _ROUND_BYTES: Final = 1 << 20
 _BACKOFF_SECONDS: Final = (0.1, 10.0)
 _END_SECONDS: Final = 2.0
+"""How long an orderly end waits for the server to take in the last confirmation."""
 
 log = structlog.get_logger("penstock.capture")
 

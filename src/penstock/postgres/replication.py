@@ -267,7 +267,7 @@ class ReplicationStream:
     def end(self, seconds: float) -> None:
         """End the stream in order, by a CopyDone, so that the server takes in the last confirmation.
 
-        A connection that is closed while it has more to give is reset, and what it was told is lost.
+        A connection that is closed with unread data is reset, and the server may lose what it was sent.
         Returns when the server has ended its side, or after `seconds`; what it sends is dropped.
         """
         deadline = time.monotonic() + seconds

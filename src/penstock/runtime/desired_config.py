@@ -24,8 +24,8 @@ class DesiredConfig:
         self._context = context
         self._lock = threading.Lock()
         self._newest: Config | None = config
-        self._refused: tuple[Config, Failure] | None = None
-        self._part: Config | None = None
+        # What was refused, why, and the part of it that is run, if any.
+        self._refused: tuple[Config, Failure, Config | None] | None = None
         self.good: Config | None = None
         """The last one that was run."""
 
@@ -42,7 +42,7 @@ class DesiredConfig:
         """Return what the next run is of."""
         with self._lock:
             if self._refused is not None and self._refused[0] is self._newest:
-                return self._part or self.good
+                return self._refused[2] or self.good
             return self._newest
 
     def is_wanted(self, config: Config) -> bool:
@@ -74,7 +74,7 @@ class DesiredConfig:
             time.time(),
         )
         with self._lock:
-            self._refused, self._part = (config, failure), part
+            self._refused = config, failure, part
         self._context.refused(self._name, config, error)
 
     def take(self, config: Config) -> None:
