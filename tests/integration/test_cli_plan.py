@@ -224,7 +224,7 @@ def test_a_plan_refuses_a_condition_as_apply_would(
     spec = {"pull": "", "nats": "type: nats, url: 'nats://n:4222', "}[type_]
     wrong = f"{TEXT}  late: {{{spec}stream: orders, filters: {{sql: record.totl > 1}}}}\n"
     file.write_text(wrong)
-    expected = "consumers.late.filters.sql: position 1: unknown column record.totl of public.items"
+    expected = "consumer late: filters.sql: position 1: unknown column record.totl of public.items"
     assert expected in penstock("plan", code=1)
     assert expected in penstock("apply", "-y", code=1)
     file.write_text(wrong.replace("totl", "id"))

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import Config
-from penstock.core.errors import SetupError
-from penstock.runtime.reconcile import Changes, changes, concerned, reads_alike, runs_alike, without
+from penstock.runtime.reconcile import Changes, changes, reads_alike, runs_alike, without
 
 SHOP: dict[str, Any] = {"type": "postgres", "url": "postgresql://app@db/shop"}
 STREAM: dict[str, Any] = {"type": "stream", "source": "shop"}
@@ -132,15 +131,3 @@ def test_the_configuration_of_one_source() -> None:
         {"shop"}, {"orders"}, {"mail"}
     )  # fmt: skip
     assert (whole.sharing, only.sharing, config(orders=STREAM).sharing) == (2, 2, 1)
-
-
-def test_what_an_error_concerns() -> None:
-    mail = {"type": "nats", "stream": "orders"}
-    of = config(nats={"mail": mail, "mail2": mail})
-    for text, named in [
-        ("consumer mail2: it and consumer mail put the same", ("consumer", "mail2")),
-        ("sink orders: it and sink items put the same", ("sink", "orders")),
-        ("sinks.items.filter: no such column", ("sink", "items")),
-        ("The publication is gone.", ("source", "shop")),
-    ]:
-        assert list(concerned("shop", of, SetupError("x", text))) == [named]

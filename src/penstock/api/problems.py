@@ -252,7 +252,7 @@ def _of_consumer(error: ConsumerError) -> Problem:
     headers = {"Retry-After": "1"} if status in (429, 503) else None
     errors = [("name", str(error))] if isinstance(error, NameTaken) else []
     if isinstance(error, WrongSetting):
-        errors = [(error.field, str(error).removeprefix(f"{error.field}: "))]
+        errors = [(error.field, error.reason)]
     return Problem(status, str(error), errors, headers=headers)
 
 

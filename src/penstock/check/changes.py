@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.check import expressions
-from penstock.core.errors import CaptureError, ConfigError
+from penstock.core.errors import CaptureError, ConfigError, Mistake
 from penstock.core.finding import Finding
 from penstock.desired.configured import validated
 from penstock.desired.entities import Snapshot
@@ -38,5 +38,12 @@ def inspect_plan(
             message = f"its sinks' expressions are not checked: {error.message}"
             found.append(Finding("warning", f"source {name}", message, error.remedy))
     if errors := [finding for finding in found if finding.level == "error"]:
-        raise ConfigError([f"{error.subject}: {error.message}: {error.fix}" for error in errors])
+        raise ConfigError([_mistake(error) for error in errors])
     return [finding for finding in found if finding.level == "warning"]
+
+
+def _mistake(error: Finding) -> Mistake:
+    """Return what is wrong with a sink, and what to do."""
+    assert error.mistake is not None  # noqa: S101 - each error in a sink's expressions has it
+    concerns, reason = error.mistake
+    return Mistake(concerns, f"{reason}: {error.fix}")

@@ -9,7 +9,7 @@ from penstock import transforms
 from penstock.check.tables import identity_sql, rule_columns
 from penstock.config.sinks import NatsSinkSettings, Sink
 from penstock.config.sources import PostgresSource
-from penstock.core.errors import CaptureError
+from penstock.core.errors import CaptureError, Concern, Mistake
 from penstock.core.finding import Finding
 from penstock.core.message import DELETE
 from penstock.core.tables import matches_any
@@ -88,42 +88,46 @@ def _of_sink(name: str, sink: Sink, of_source: _Found) -> Iterator[Finding]:
         try:
             transforms.inspect(sink.transform, transforms.isolated)
         except TransformError as error:
-            found.append(Finding("error", what, f"transform: {error}", "correct the transform"))
+            found.append(_wrong(name, "transform", str(error), "correct the transform"))
     try:
         made = plan({name: sink}, of_source.columns)
     except PlanError as error:
-        key = error.key.removeprefix(f"sinks.{name}.")
-        message = f"{key}: position {error.position}: {error.reason}"
-        found.append(Finding("error", what, message, f"correct `{key}`, or the sink's `tables`"))
+        key, reason = error.concerns.path, f"position {error.position}: {error.reason}"
+        found.append(_wrong(name, key, reason, f"correct `{key}`, or the sink's `tables`"))
     else:
         assert made is not None  # noqa: S101 - the sink is one that is planned
         found += _lacking(what, made)
         found += _missing(what, sink, made, of_source)
-        found += _templates(what, sink, made.sinks[name].items)
+        found += _templates(name, sink, made.sinks[name].items)
     yield from found
     if not found:
         keys = [k for k in ("filter", "transform", "route") if getattr(sink, k) is not None]
         yield Finding("ok", what, f"{', '.join(keys)}: valid, every column exists")
 
 
+def _wrong(name: str, key: str, reason: str, fix: str) -> Finding:
+    """Return the error of a sink, or of its setting of that path."""
+    mistake = Mistake(Concern("sink", name, key), reason)
+    return Finding("error", f"sink {name}", f"{key}: {reason}" if key else reason, fix, mistake)
+
+
 def _lacking(what: str, made: ExpressionPlan) -> Iterator[Finding]:
     reported: set[tuple[str, Reference]] = set()
     for each in made.expressions:
         for reference, tables in each.typed.lacking:
-            key = _key(each)
-            if (key, reference) in reported:
+            if (each.key, reference) in reported:
                 continue
-            reported.add((key, reference))
+            reported.add((each.key, reference))
             names = ", ".join(f"{schema}.{table}" for schema, table in tables)
             yield Finding(
                 "warning",
                 what,
-                f"{key}: {reference} is null in messages of {names}, which lack the column",
+                f"{each.key}: {reference} is null in messages of {names}, which lack the column",
                 "name the tables that have it as the sink's `tables`",
             )
 
 
-def _templates(what: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[Finding]:
+def _templates(name: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[Finding]:
     """Find columns in templates that a transform in SQL does not make."""
     if items is None:
         return
@@ -132,9 +136,9 @@ def _templates(what: str, sink: Sink, items: Sequence[Item] | None) -> Iterator[
     for key, columns in (("subject", subject), ("route", rule_columns(sink))):
         for column in columns:
             if column not in names:
-                message = f"{key} names record.{column}, which the transform does not make"
+                reason = f"{key} names record.{column}, which the transform does not make"
                 fix = f"correct `{key}`, or add the column to the transform"
-                yield Finding("error", what, message + nearest(column, names), fix)
+                yield _wrong(name, "", reason + nearest(column, names), fix)
 
 
 def _missing(what: str, sink: Sink, made: ExpressionPlan, of_source: _Found) -> Iterator[Finding]:
@@ -193,7 +197,7 @@ def _by_key(expressions: Iterable[Checked]) -> Iterable[tuple[str, list[Checked]
     for each in expressions:
         # What passes through as it is needs no value: it is left out, and named.
         if each.evaluated:
-            found.setdefault(_key(each), []).append(each)
+            found.setdefault(each.key, []).append(each)
     return found.items()
 
 
@@ -205,7 +209,3 @@ def _references(expressions: Iterable[Checked]) -> dict[str, list[str]]:
             if field.reference.column not in names:
                 names.append(field.reference.column)
     return found
-
-
-def _key(each: Checked) -> str:
-    return each.key.removeprefix(f"sinks.{each.sink}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ def check(config: ConfigFile = CONFIG, store_url: StoreUrl = None, as_json: AsJs
         typer.echo(
             json.dumps(
                 {
-                    "findings": [dataclasses.asdict(finding) for finding in report.findings],
+                    "findings": [finding.as_json() for finding in report.findings],
                     "errors": report.count("error"),
                     "warnings": report.count("warning"),
                 }

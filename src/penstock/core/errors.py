@@ -32,7 +32,8 @@
       SparkError            there is no Spark session
 
 `code` is a stable word for logs, metrics and tests (`connection_refused`, `slot_invalidated`, …);
-`remedy` is a command, a statement or a setting; `transient` is whether trying again can help by itself.
+`remedy` is a command, a statement or a setting; `transient` is whether trying again can help by itself;
+`concerns` is the entity at fault, where it is one.
 No secret stands in any of them. `core.health.Failure` is what is stored of one: it has a time.
 
 Errors of one message or one expression are values on their way to a dead letter or into one of the
@@ -42,7 +43,29 @@ errors above, and stay in their rooms: `ExpressionError`, `TransformError`, `Mes
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+
+class Concern(NamedTuple):
+    """The entity that an error concerns, and the path of the setting where there is one."""
+
+    kind: str
+    name: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.path}" if self.path else f"{self.kind} {self.name}"
+
+
+class Mistake(NamedTuple):
+    """What is wrong with an entity, and why."""
+
+    concerns: Concern
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.concerns}: {self.reason}"
 
 
 class PenstockError(Exception):
@@ -51,17 +74,25 @@ class PenstockError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(
-        self, code: str, message: str, *, remedy: str = "", transient: bool = False
+        self,
+        code: str,
+        message: str,
+        *,
+        remedy: str = "",
+        transient: bool = False,
+        concerns: Concern | None = None,
     ) -> None:
         super().__init__(f"{message} {remedy}".strip())
         self.code = code
         self.message = message
         self.remedy = remedy
         self.transient = transient
+        self.concerns = concerns
 
     def _state(self) -> dict[str, Any]:
         """Return the keyword arguments that make an equal error."""
-        return {"remedy": self.remedy, "transient": self.transient}
+        state = {"remedy": self.remedy, "transient": self.transient}
+        return state if self.concerns is None else state | {"concerns": self.concerns}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark carries errors between processes by pickling them; keyword arguments need help.
@@ -75,16 +106,17 @@ def _rebuild(
 
 
 class ConfigError(PenstockError):
-    """A configuration that cannot be used; `problems` has one line of text for each mistake."""
+    """A configuration that cannot be used: `mistakes`, and in `problems` a line of text for each."""
 
     exit_code = 2
 
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("invalid_config", "\n".join(problems))
-        self.problems = problems
+    def __init__(self, mistakes: Sequence[str | Mistake]) -> None:
+        self.mistakes = list(mistakes)
+        self.problems = list(map(str, mistakes))
+        super().__init__("invalid_config", "\n".join(self.problems))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems,)
+        return type(self), (self.mistakes,)
 
 
 class CaptureError(PenstockError):
@@ -98,8 +130,9 @@ class CaptureError(PenstockError):
         remedy: str = "",
         transient: bool = False,
         is_gap: bool = False,
+        concerns: Concern | None = None,
     ) -> None:
-        super().__init__(code, message, remedy=remedy, transient=transient)
+        super().__init__(code, message, remedy=remedy, transient=transient, concerns=concerns)
         self.is_gap = is_gap
 
     def _state(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, Final
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Concern, PenstockError, SetupError
 
 GRACE_SECONDS: Final = 3.0
 """How long a failure may last before what it concerns counts as failed: most are over by then."""
@@ -52,6 +52,7 @@ class Failure:
     cause: str
     remedy: str = ""
     since: float | None = None
+    concerns: Concern | None = None
 
     @classmethod
     def of(
@@ -66,7 +67,11 @@ class Failure:
     @classmethod
     def by(cls, error: PenstockError) -> Failure:
         """Return what is stored of an error."""
-        return cls(error.code, error.message, error.remedy)
+        return cls(error.code, error.message, error.remedy, concerns=error.concerns)
+
+    def error(self) -> SetupError:
+        """Return the error of a configuration that fails by it."""
+        return SetupError(self.code, self.cause, remedy=self.remedy, concerns=self.concerns)
 
     def lasting(self, before: Failure | None, now: float) -> Failure:
         """Return this failure, since the one was that it follows without a success in between."""

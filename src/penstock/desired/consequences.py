@@ -15,7 +15,7 @@ from penstock.config.sinks import RETENTION
 from penstock.config.sources import slot_name
 from penstock.config.yaml_lines import Document, filled
 from penstock.core.connect import address
-from penstock.core.errors import ConfigError
+from penstock.core.errors import Concern, ConfigError, Mistake
 from penstock.core.message import DEFAULT_ACTIONS
 from penstock.core.tables import TablePattern
 from penstock.desired import consumers
@@ -67,7 +67,7 @@ def with_facts(plan: Plan, facts: Facts, environ: Mapping[str, str]) -> Plan:
         for planned in plan.changes
         if planned.change.kind == "source" and planned.change.before is None
     }
-    problems: list[str] = []
+    problems: list[Mistake] = []
 
     def explained(planned: PlannedChange) -> PlannedChange:
         words = tuple(_Words(planned, facts, new_sources, environ, problems.append).all())
@@ -88,7 +88,7 @@ class _Words:
         facts: Facts,
         new_sources: set[str],
         environ: Mapping[str, str],
-        refuse: Callable[[str], None],
+        note: Callable[[Mistake], None],
     ) -> None:
         self.change: Change = planned.change
         self.name = planned.change.name
@@ -96,7 +96,7 @@ class _Words:
         self.facts = facts
         self.new_sources = new_sources
         self.environ = environ
-        self.refuse = refuse
+        self.note = note
 
     def all(self) -> Iterator[str]:
         by_kind: dict[str, tuple[Callable[..., Iterator[str]], ...]] = {
@@ -116,6 +116,9 @@ class _Words:
             yield from gone(before)
         elif before is not None and after is not None and self.keys:
             yield from changed(before, after)
+
+    def refuse(self, path: str, reason: str) -> None:
+        self.note(Mistake(Concern(self.change.kind, self.name, path), reason))
 
     def nothing(self, _: Spec) -> Iterator[str]:
         yield from ()
@@ -200,8 +203,9 @@ class _Words:
         for (sink, of), waiting in self.facts.backlogs.items():
             if sink == self.name and of != source:
                 self.refuse(
-                    f"sink {sink}: source: it has a backlog of {messages(waiting)} from source {of}: "
-                    "let it drain first, or give the sink another name"
+                    "source",
+                    f"it has a backlog of {messages(waiting)} from source {of}: let it drain first, "
+                    "or give the sink another name",
                 )
             elif sink == self.name and self.change.before is None:
                 yield f"its backlog of {messages(waiting)} is sent first"
@@ -269,8 +273,9 @@ class _Words:
         ):
             if old != new:
                 self.refuse(
-                    f"sink {self.name}: {key}: the stream {self.name} of the store has the {key} "
-                    f"{old!r}, not {new!r}, and keeps it: give the sink another name"
+                    key,
+                    f"the stream {self.name} of the store has the {key} {old!r}, not {new!r}, and "
+                    "keeps it: give the sink another name",
                 )
 
     def stranded(self) -> Iterator[str]:

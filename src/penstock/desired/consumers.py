@@ -23,7 +23,7 @@ from penstock.config.document import Spec
 from penstock.config.models import DEFAULT_TYPES, type_of
 from penstock.config.yaml_lines import Document, filled
 from penstock.core import queries
-from penstock.core.errors import ConfigError, StoreError
+from penstock.core.errors import Concern, ConfigError, Mistake, StoreError
 from penstock.desired.entities import Change
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.joined import joined, written
@@ -208,7 +208,8 @@ def _planned(connection: psycopg.Connection[Any], stream: int, name: str, text: 
     try:
         return sql_filter.plan(connection, stream, text)
     except ConsumerError as error:
-        raise ConfigError([f"consumers.{name}.{error.message}"]) from None
+        of = Concern("consumer", name, error.field)
+        raise ConfigError([Mistake(of, error.reason)]) from None
 
 
 def _refuse(
@@ -224,16 +225,16 @@ def check_filters(store: Store, changes: Iterable[Change], environ: Mapping[str,
     specs = {c.name: c.after for c in changes if c.kind == "consumer" and c.after is not None}
     if not any(spec.get("filters") for spec in specs.values()):
         return
-    problems: list[str] = []
+    mistakes: list[str | Mistake] = []
     with store.connection() as connection:
         streams = dict(connection.execute(_SQL["streams"]).fetchall())
         for name, spec in specs.items():
             try:
                 _check_filter(connection, name, spec, streams, environ)
             except ConfigError as error:
-                problems += error.problems
-    if problems:
-        raise ConfigError(problems)
+                mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
 
 
 def _check_filter(

@@ -75,7 +75,7 @@ class DesiredConfig:
         )
         with self._lock:
             self._refused = config, failure, part
-        self._context.refused(self._name, config, error)
+        self._context.refused(self._name, error)
 
     def take(self, config: Config) -> None:
         """Note that a configuration is run now."""

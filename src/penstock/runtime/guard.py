@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from penstock.config.settings import Config
-from penstock.core.errors import CaptureError, StoreError
-from penstock.core.finding import Finding
+from penstock.core.errors import CaptureError, Concern, Mistake, StoreError
 from penstock.core.health import Failure
 from penstock.runtime import recovery
 from penstock.runtime.store_session import StoreSession
@@ -20,7 +19,7 @@ from penstock.streams.store import Store
 FATAL_CODES: Final = recovery.GAP_CODES - {"publication_missing"} | {"unknown_column", "internal"}
 """Codes of a capture's errors that end a run."""
 SHARED_STREAM: Final = "shared_stream"
-"""The code of the error that `shared_stream` gives."""
+"""The code of the failure that `shared_stream` gives."""
 
 
 class Guard(Protocol):
@@ -35,8 +34,8 @@ class Guard(Protocol):
     def has_gap(self, source: str) -> bool:
         """Return whether this run has met a gap in a source."""
 
-    def shared_stream(self) -> str | None:
-        """Return an error's text where messages would be each other's duplicates, of any two sinks."""
+    def shared_stream(self) -> Failure | None:
+        """Return a failure where messages would be each other's duplicates, of any two sinks."""
 
     def confirmed(self, source: str, lsn: int, time: int) -> None:
         """Note up to where a source's slot is confirmed; `time` counts as `Begin.timestamp`."""
@@ -48,10 +47,10 @@ class Guard(Protocol):
         """Write what is noted, and end."""
 
 
-def shared_stream(config: Config) -> str | None:
-    """Return an error's text where messages would be each other's duplicates, of any two sinks."""
-    for finding in _shared(config):
-        return f"{finding.subject}: {finding.message}; {finding.fix}."
+def shared_stream(config: Config) -> Failure | None:
+    """Return a failure where messages would be each other's duplicates, of any two sinks."""
+    for found, fix in _shared(config):
+        return Failure(SHARED_STREAM, f"{found}; {fix}.", concerns=found.concerns)
     return None
 
 
@@ -60,21 +59,21 @@ def without_shared(config: Config) -> Config | None:
 
     They lose nothing, as their streams keep it. None where there is none, or a sink's would.
     """
-    subjects = {finding.subject for finding in _shared(config)}
-    named = {name for name in config.nats_consumers if f"consumer {name}" in subjects}
-    if not subjects or len(named) < len(subjects):
+    shared = {found.concerns for found, _ in _shared(config)}
+    if not shared or any(of.kind != "consumer" for of in shared):
         return None
-    kept = {n: c for n, c in config.nats_consumers.items() if n not in named}
+    kept = {n: c for n, c in config.nats_consumers.items() if Concern("consumer", n) not in shared}
     return config.model_copy(update={"nats_consumers": kept})
 
 
-def _shared(config: Config) -> Iterator[Finding]:
+def _shared(config: Config) -> Iterator[tuple[Mistake, str]]:
+    """Yield the sinks and consumers whose messages would be another's duplicates, and what to do."""
     for source in config.sources:
         sinks, consumers = config.sinks_of(source), config.nats_consumers_of(source)
         several = len(sinks) + len(consumers) > 1
         for finding in shared_streams(source, sinks, consumers) if several else ():
-            if finding.level == "error":
-                yield finding
+            if finding.level == "error" and finding.mistake is not None:
+                yield finding.mistake, finding.fix
 
 
 class SlotGuard:
@@ -100,7 +99,7 @@ class SlotGuard:
         """Return whether a gap is noted."""
         return source in self._gaps
 
-    def shared_stream(self) -> str | None:
+    def shared_stream(self) -> Failure | None:
         """Ask the sinks' servers; a server that does not answer is asked when its sink attaches."""
         return shared_stream(self._config)
 

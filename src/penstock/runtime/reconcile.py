@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock.config.document import Key
 from penstock.config.settings import Config
 from penstock.config.sinks import GROUP_SETTINGS, SinkSettings, StreamSinkSettings
-from penstock.core.errors import PenstockError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +77,3 @@ def _of_run(sink: SinkSettings) -> SinkSettings:
     if not isinstance(sink, StreamSinkSettings):
         return sink
     return sink.model_copy(update=dict.fromkeys(("retention", *GROUP_SETTINGS)))
-
-
-def concerned(source: str, config: Config, error: PenstockError) -> Iterator[tuple[str, str]]:
-    """Yield the entities that an error names; the source, where it names no sink."""
-    named = [name for name in config.sinks if f"sinks.{name}." in error.message]
-    named = named or [name for name in config.sinks if f"{name!r}" in error.message]
-    named += [name for name in config.sinks if error.message.startswith(f"sink {name}: ")]
-    yield from (("sink", name) for name in named)
-    readers = [
-        name
-        for name in config.nats_consumers
-        if f"consumers.{name}." in error.message or error.message.startswith(f"consumer {name}: ")
-    ]
-    yield from (("consumer", name) for name in readers)
-    if not named and not readers:
-        yield "source", source

@@ -5,10 +5,8 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
-from penstock.config.settings import Config
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Concern, PenstockError
 from penstock.runtime.following import Following
-from penstock.runtime.reconcile import concerned
 
 
 class Refusals:
@@ -23,13 +21,13 @@ class Refusals:
         self._noted: queue.SimpleQueue[Callable[[Following], None]] = queue.SimpleQueue()
         self._refused: dict[str, set[tuple[str, str]]] = {}
 
-    def refuse(self, source: str, config: Config, error: PenstockError) -> None:
-        """Note that a source can't be run with a configuration."""
+    def refuse(self, source: str, error: PenstockError) -> None:
+        """Note that a source can't be run as it is, for the entity that the error concerns."""
+        kind, name, _ = error.concerns or Concern("source", source)
 
         def note(feed: Following) -> None:
-            for kind, name in concerned(source, config, error):
-                self._refused.setdefault(source, set()).add((kind, name))
-                feed.refused(kind, name, str(error))
+            self._refused.setdefault(source, set()).add((kind, name))
+            feed.refused(kind, name, str(error))
 
         self._note(note)
 

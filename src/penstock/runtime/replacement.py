@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 from penstock.config.document import Key
 from penstock.config.settings import Config
-from penstock.core.errors import PenstockError, SetupError, StoreError
+from penstock.core.errors import PenstockError, StoreError
 from penstock.runtime.desired_config import DesiredConfig
-from penstock.runtime.guard import SHARED_STREAM, shared_stream
+from penstock.runtime.guard import shared_stream
 from penstock.runtime.handover import NextQuery
 from penstock.runtime.reconcile import reads_alike, without
 from penstock.runtime.run import Run
@@ -161,9 +161,7 @@ class Replacement:
             return False
         except Exception as error:
             log.exception("a changed configuration can't be prepared", source=self._name)
-            found = query_failure(error)
-            refused = SetupError(found.code, found.cause, remedy=found.remedy)
-            self._desired.refuse(desired, refused)
+            self._desired.refuse(desired, query_failure(error).error())
             return False
         if self._closed.is_set() or not self._replace(self._run, desired, successor):
             if successor is not None:
@@ -248,4 +246,4 @@ def _check_streams(run: Run, config: Config) -> None:
     """Await the streams of new sinks, and raise `SetupError` where two sinks must not share one."""
     run.preparation.await_streams(_STREAM_SECONDS)
     if (shared := shared_stream(config)) is not None:
-        raise SetupError(SHARED_STREAM, shared)
+        raise shared.error()

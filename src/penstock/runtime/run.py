@@ -21,7 +21,7 @@ from penstock.core.monitor import Monitor, Report
 from penstock.core.startup import Step
 from penstock.runtime.backfills import RunBackfills
 from penstock.runtime.drain import DRAIN_SECONDS, Mark, await_captures
-from penstock.runtime.guard import SHARED_STREAM, Guard, SlotGuard
+from penstock.runtime.guard import Guard, SlotGuard
 from penstock.runtime.handover import NextQuery, monitor_for
 from penstock.runtime.jvm import jvm_failure, stop_queries
 from penstock.runtime.nats_consumers import state_of
@@ -192,8 +192,8 @@ class Run:
     def _refuse_shared_streams(self) -> None:
         """End the run where two sinks' messages would be each other's duplicates."""
         self._streams_due = False
-        if (error := self._guard.shared_stream()) is not None:
-            self._fail(Failure(SHARED_STREAM, error))
+        if (failure := self._guard.shared_stream()) is not None:
+            self._fail(failure)
 
     def _query_fatal(self, source: str, failure: Failure) -> None:
         self._fail(failure, source=source)

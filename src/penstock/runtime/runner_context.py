@@ -51,7 +51,7 @@ class SparkSoon:
 class RunnerContext:
     """What the runners of a process share.
 
-    `noticed` is called when a runner's state has changed. `refused(source, config, failure)` is called
+    `noticed` is called when a runner's state has changed. `refused(source, error)` is called
     where a changed configuration can't be run, and `accepted(source)` where the newest one runs.
     `remove(source, config)` drops what is left of removed entities, before a run of that, or returns why
     the run must wait; `left` returns the entities of it of which something is to be removed first.
@@ -62,7 +62,7 @@ class RunnerContext:
     spark: SparkSoon
     log: RunLog
     noticed: Callable[[], object]
-    refused: Callable[[str, Config, PenstockError], object]
+    refused: Callable[[str, PenstockError], object]
     accepted: Callable[[str], object]
     remove: Callable[[str, Config], StoreError | None]
     left: Callable[[str, Config], frozenset[Key]]

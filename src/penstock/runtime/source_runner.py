@@ -13,7 +13,7 @@ import time
 import structlog
 
 from penstock.config.settings import Config
-from penstock.core.errors import CaptureError, PenstockError, SetupError, StoreError
+from penstock.core.errors import CaptureError, PenstockError, StoreError
 from penstock.core.health import Failure, Level, Part
 from penstock.runtime.desired_config import DesiredConfig
 from penstock.runtime.guard import SHARED_STREAM, without_shared
@@ -213,8 +213,7 @@ class SourceRunner:
             idle.continue_from(run.state)
             self.state = idle
         elif run.failure is not None and self._desired.good not in (None, config):
-            found = run.failure
-            self._desired.refuse(config, SetupError(found.code, found.cause, remedy=found.remedy))
+            self._desired.refuse(config, run.failure.error())
         elif run.failure is not None and not self._run_a_part(config, run.failure):
             self.failure = run.failure.lasting(None, time.time())
 
@@ -223,7 +222,7 @@ class SourceRunner:
         if self._context.once or failure.code != SHARED_STREAM:
             return False
         if (part := without_shared(config)) is not None:
-            self._desired.refuse(config, SetupError(failure.code, failure.cause), part)
+            self._desired.refuse(config, failure.error(), part)
         return part is not None
 
     def _run_of(self, config: Config) -> Run:

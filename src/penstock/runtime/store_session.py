@@ -13,7 +13,7 @@ import structlog
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.core.delivery import DeadLetter
-from penstock.core.errors import SetupError, SinkError, StoreError
+from penstock.core.errors import Concern, SetupError, SinkError, StoreError
 from penstock.core.message import Position, format_lsn
 from penstock.core.monitor import Report
 from penstock.desired import consumers
@@ -226,6 +226,7 @@ class StoreSession:
                     f"Sink {of.sink} takes from source {sink.source} now, and has a backlog of"
                     f" source {of.source} in the store.",
                     remedy=f"Let it drain with `source: {of.source}`, or give the sink another name.",
+                    concerns=Concern("sink", of.sink, "source"),
                 )
 
     def source(self, name: str) -> SourceRecord:

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.config.sinks import Sink
+from penstock.core.errors import Concern
 from penstock.core.tables import matches_any
 from penstock.expressions import (
     Columns,
@@ -38,19 +39,19 @@ from penstock.spark.select import Item
 from penstock.spark.sink_plan import BAD, DROP, KEEP, SinkPlan
 
 Leaf = Callable[[Field], tuple[Column, Column]]
-_Result = tuple[str, str, Callable[[Leaf], Column]]
-"""Its name, the key of its expression, and what makes it."""
+_Result = tuple[str, Concern, Callable[[Leaf], Column]]
+"""Its name, the sink's setting that it is of, and what makes it."""
 
 
 class PlanError(ExpressionError):
-    """An expression that the tables' columns refuse; `key` is the configuration's, from the sink on."""
+    """An expression of a sink that the tables' columns refuse."""
 
-    def __init__(self, key: str, error: ExpressionError) -> None:
+    def __init__(self, concerns: Concern, error: ExpressionError) -> None:
         super().__init__(error.position, error.reason)
-        self.key = key
+        self.concerns = concerns
 
     def __str__(self) -> str:
-        return f"{self.key}: {super().__str__()}"
+        return f"sinks.{self.concerns.name}.{self.concerns.path}: {super().__str__()}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Checked:
 
     Attributes:
         sink: The sink's name.
-        key: As in `PlanError`.
+        key: The path of its setting in the sink.
         typed: The expression.
         evaluated: Whether Spark evaluates it; what passes through as it is, it never sees.
     """
@@ -133,7 +134,7 @@ class ExpressionPlan:
                 return message[f"f{number}"], bad
 
             return F.struct(
-                *[_made(key, make, leaf).alias(name) for name, key, make in self._results]
+                *[_made(of, make, leaf).alias(name) for name, of, make in self._results]
             )
 
         return frame.select("block", F.transform("fields", of).alias("results"))
@@ -226,14 +227,13 @@ class _SinkPlanner:
         )
 
     def _result(self, name: str, key: str, make: Callable[[Leaf], Column]) -> None:
-        self.results.append((name, f"sinks.{self._name}.{key}", make))
+        self.results.append((name, Concern("sink", self._name, key), make))
 
     def _typed(self, key: str, expression: Expression, *, evaluated: bool = True) -> Typed:
-        key = f"sinks.{self._name}.{key}"
         try:
             found = typed(expression, self._columns)
         except ExpressionError as error:
-            raise PlanError(key, error) from None
+            raise PlanError(Concern("sink", self._name, key), error) from None
         self.checked.append(Checked(self._name, key, found, evaluated))
         return found
 
@@ -261,7 +261,8 @@ class _SinkPlanner:
         if found.kind not in (Kind.TEXT, Kind.JSON):
             position = expression.root.position
             reason = f"a route is a text, and this is {found.type}; cast it by ::text"
-            raise PlanError(f"sinks.{self._name}.route", ExpressionError(position, reason))
+            of = Concern("sink", self._name, "route")
+            raise PlanError(of, ExpressionError(position, reason))
         route = self._typed("route", marked(expression))
         self._result(self._names.to, "route", partial(_value, route))
         self._result(self._names.unrouted, "route", partial(_unrouted, route))
@@ -276,11 +277,11 @@ class _SinkPlanner:
         return tuple(dict.fromkeys(f for rule in rules if rule is not None for f in rule.fields))
 
 
-def _made(key: str, make: Callable[[Leaf], Column], leaf: Leaf) -> Column:
+def _made(concerns: Concern, make: Callable[[Leaf], Column], leaf: Leaf) -> Column:
     try:
         return make(leaf)
     except ExpressionError as error:
-        raise PlanError(key, error) from None
+        raise PlanError(concerns, error) from None
 
 
 def _keep(condition: Typed, leaf: Leaf) -> Column:

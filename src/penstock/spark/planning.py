@@ -13,7 +13,7 @@ import structlog
 from penstock import transforms
 from penstock.config.sinks import Sink
 from penstock.config.sources import PostgresSource
-from penstock.core.errors import SetupError
+from penstock.core.errors import Concern, SetupError
 from penstock.core.health import Failure
 from penstock.core.message import Position
 from penstock.core.tables import qualified_name
@@ -125,7 +125,8 @@ def of_source(
     try:
         made = plan(sinks, columns, before)
     except PlanError as error:
-        raise SetupError("expression", sentence(str(error))) from None
+        text = sentence(str(error))
+        raise SetupError("expression", text, concerns=error.concerns) from None
     if made is not None:
         made.lsn = lsn
     return made
@@ -138,7 +139,9 @@ def refuse(source: PostgresSource, sinks: Mapping[str, Sink]) -> None:
             try:
                 transforms.inspect(sink.transform)
             except TransformError as error:
-                raise SetupError("transform", f"sinks.{name}.transform: {error}") from None
+                of = Concern("sink", name, "transform")
+                text = f"sinks.{name}.transform: {error}"
+                raise SetupError("transform", text, concerns=of) from None
     of_source(source, sinks)
 
 

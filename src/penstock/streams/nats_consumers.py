@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from penstock.config.consumers import Filters
 from penstock.config.strict import is_name
 from penstock.core import queries
-from penstock.core.errors import StoreError
+from penstock.core.errors import Concern, StoreError
 from penstock.core.health import Failure
 from penstock.core.message import Position
 from penstock.core.record_forms import form_of
@@ -153,6 +153,7 @@ class NatsConsumers:
                     remedy="Give this one another name.",
                     # The run of that stream's source may remove it yet.
                     transient=found[0].source_id != stream.source_id,
+                    concerns=Concern("consumer", name, "stream"),
                 )
             sql_filter.install(connection, of, name, filters_of(settings).sql)
             if found:
@@ -164,6 +165,7 @@ class NatsConsumers:
                     "name_taken",
                     f"There is a consumer {name!r} of another type already.",
                     remedy="Give this one another name, or delete the other.",
+                    concerns=Concern("consumer", name),
                 )
             connection.execute(SQL["create"], [stream.id, name, Jsonb(dict(settings))])
             (made,) = _records(connection, name)

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from penstock.core import queries
 from penstock.core.delivery import DeadLetter, as_captured
-from penstock.core.errors import StoreError
+from penstock.core.errors import Concern, StoreError
 from penstock.streams import copy
 from penstock.streams.consumers import sql_filter
 from penstock.streams.consumers.sql_filter import FILTER_FAILED
@@ -46,7 +46,9 @@ def planned(connection: Connection, stream_id: int, consumer: str, text: str) ->
     try:
         return sql_filter.plan(connection, stream_id, text)
     except ConsumerError as error:
-        raise StoreError("expression", f"consumers.{consumer}.{error.message}") from None
+        of = Concern("consumer", consumer, error.field)
+        text = f"consumers.{consumer}.{error.message}"
+        raise StoreError("expression", text, concerns=of) from None
 
 
 def install(

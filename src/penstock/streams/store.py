@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from penstock.config.consumers import settings_of
 from penstock.config.sinks import GROUP_SETTINGS
 from penstock.core import queries
-from penstock.core.errors import StoreError
+from penstock.core.errors import Concern, StoreError
 from penstock.core.message import Position
 from penstock.expressions.catalog import Columns
 from penstock.streams.catalogs import catalog_body
@@ -254,7 +254,8 @@ class Store:
         try:
             sql_filter.install(connection, consumer.id, stream.id, text)
         except ConsumerError as error:
-            raise StoreError("expression", f"consumers.{name}.{error}") from None
+            of = Concern("consumer", name, error.field)
+            raise StoreError("expression", f"consumers.{name}.{error}", concerns=of) from None
 
     def save_catalog(self, source: str, columns: Columns) -> bool:
         """Note the tables and columns of a source, which consumers' filters are checked against.
@@ -292,6 +293,7 @@ class Store:
                 "name_taken",
                 f"There is a consumer {name!r} already.",
                 remedy="Give the stream or the consumer another name.",
+                concerns=Concern("sink" if own else "consumer", name),
             ) from None
         table = sql.Identifier(f"consumer_{_found(row)[0]}")
         connection.execute(_sql(_SCHEMA["consumer_table"], table=table))
@@ -353,4 +355,5 @@ def _same(what: str, old: str, new: str, stream: str) -> None:
             f"{what}_changed",
             f"Stream {stream!r} has the {what} {old!r}, and the configuration names {new!r}.",
             remedy="A stream's stays as it is: give the sink another name.",
+            concerns=Concern("sink", stream, what),
         )

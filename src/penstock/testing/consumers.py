@@ -99,9 +99,7 @@ class InMemoryConsumers:
 
     def _add(self, spec: ConsumerSpec, *, own: bool) -> InMemoryConsumer:
         if "target" in spec.settings:
-            raise WrongSetting(
-                "target: there are none in memory: give the webhook's `url`.", "target"
-            )
+            raise WrongSetting("there are none in memory: give the webhook's `url`.", "target")
         settings = settings_of(spec.type, spec.settings)
         stream = self.stream(spec.stream)
         check_settings(settings, stream.kind)

@@ -128,7 +128,7 @@ def _tried(config: Config, sink: str, messages: bytes) -> tuple[str | None, Any]
     except MessageError as error:
         return "messages", str(error)
     except PlanError as error:
-        return error.key, ExpressionError.__str__(error)
+        return error.concerns.path, ExpressionError.__str__(error)
     except TransformError as error:
         return "transform", str(error)
     except (ExpressionError, PenstockError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -13,9 +12,8 @@ from penstock.api.manage.context import Context
 from penstock.api.manage.secrets import restored
 from penstock.api.problems import Problem
 from penstock.config.document import Spec, not_storable
-from penstock.config.models import SECTIONS
 from penstock.config.strict import NAME_RULE, is_name
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, Mistake
 from penstock.core.text import dotted
 from penstock.desired.configured import text_of, validated
 from penstock.desired.consequences import with_consequences
@@ -24,7 +22,6 @@ from penstock.desired.plan import Plan, PlannedChange, field_changes
 from penstock.desired.state import StateMoved
 
 _TRIES: Final = 5
-_KEY: Final = re.compile(r"([a-z_]+(?:\.[a-z_]+|\[[0-9]+\])*): ")
 
 
 class Changed(NamedTuple):
@@ -126,7 +123,7 @@ def _write(
         try:
             plan = planned_with(context, Plan(snapshot.version, (planned,)), snapshot)
         except ConfigError as error:
-            raise _invalid([_placed(asked, text) for text in error.problems]) from None
+            raise _invalid([_placed(asked, each) for each in error.mistakes]) from None
         (planned,) = plan.changes
         if asked.dry_run:
             return Changed(old, old, planned, plan.warnings)
@@ -145,12 +142,13 @@ def _write(
     )
 
 
-def _placed(asked: Asked, text: str) -> tuple[str, str]:
-    """Return the key of the entity that a mistake names, and the mistake."""
-    for prefix in (f"{asked.kind} {asked.name}: ", f"{SECTIONS[asked.kind]}.{asked.name}."):
-        if text.startswith(prefix) and (named := _KEY.match(text, len(prefix))):
-            return named[1], text[named.end() :]
-    return "body", text
+def _placed(asked: Asked, mistake: str | Mistake) -> tuple[str, str]:
+    """Return the key of the entity that a mistake concerns, and the mistake."""
+    if isinstance(mistake, Mistake):
+        (kind, name, path), reason = mistake
+        if path and (kind, name) == (asked.kind, asked.name):
+            return path, reason
+    return "body", str(mistake)
 
 
 def _missing(asked: Asked) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -63,7 +62,7 @@ def _report(findings: Sequence[Finding]) -> Response:
     levels = [finding.level for finding in findings]
     return json_answer(
         {
-            "findings": [dataclasses.asdict(finding) for finding in findings],
+            "findings": [finding.as_json() for finding in findings],
             "errors": levels.count("error"),
             "warnings": levels.count("warning"),
         }

@@ -114,9 +114,9 @@ async def try_sink(context: AppContext, tools: AppTools, request: Request) -> Re
     try:
         found = await context.run_trial(tools.try_sink, config, asked.name, messages)
     except TrialRefusal as error:
-        key = error.key.removeprefix(f"sinks.{asked.name}.")
-        detail = f"{key}: {error.text}" if key else error.text
-        raise Problem(422, detail, [(key, error.text)] if key else ()) from None
+        key, text = error.key, error.text
+        errors = [(key, text)] if key else ()
+        raise Problem(422, f"{key}: {text}" if key else text, errors) from None
     return Json(msgspec.json.encode({"data": found}))
 
 

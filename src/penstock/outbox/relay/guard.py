@@ -20,7 +20,7 @@ class RelayGuard:
         """Return False: a gap ends the run."""
         return False
 
-    def shared_stream(self) -> str | None:
+    def shared_stream(self) -> Failure | None:
         """Return None: one pipeline must not end the others."""
         return None
 

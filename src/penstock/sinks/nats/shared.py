@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.config.nats_consumers import OWN_FILTERS
 from penstock.config.sinks import NatsSinkSettings, SinkSettings
-from penstock.core.errors import SinkError
+from penstock.core.errors import Concern, Mistake, SinkError
 from penstock.core.finding import Finding
 from penstock.core.tables import TablePattern
 from penstock.sinks.nats.jetstream import JetStreamApi, stream_of
@@ -22,19 +22,24 @@ def shared_streams(
     It is a warning where filters may keep their messages apart.
     """
     all_of_them = {**sinks, **consumers}
-    shown = {name: f"{'consumer' if name in consumers else 'sink'} {name}" for name in all_of_them}
+    of = {n: Concern("consumer" if n in consumers else "sink", n) for n in all_of_them}
     for name, other, stream in _in_one_stream(source, all_of_them):
         # What has the same filter, as consumers of one stream have, is not kept apart by it.
         filters = {all_of_them[name].filter, all_of_them[other].filter}
         filtered = len(filters) > 1 or OWN_FILTERS in filters
-        yield Finding(
-            "warning" if filtered else "error",
-            shown[name],
-            f"it and {shown[other]} put the same messages of source {source} into stream "
+        found = Mistake(
+            of[name],
+            f"it and {of[other]} put the same messages of source {source} into stream "
             f"{stream}, which drops the second of each as a duplicate (both carry the same "
             "Nats-Msg-Id)",
+        )
+        yield Finding(
+            "warning" if filtered else "error",
+            str(found.concerns),
+            found.reason,
             f"give {name} subjects that another stream captures, or tables or actions that "
             f"{other} does not take",
+            found,
         )
 
 

@@ -152,7 +152,7 @@ async def evaluating(
                 yield connection, sql_filter.passed(name)
         except psycopg.errors.QueryCanceled:
             raise WrongSetting(
-                f"{field}: it takes too long, more than {_MOST_SECONDS} s for some messages: make"
+                f"it takes too long, more than {_MOST_SECONDS} s for some messages: make"
                 " its patterns simpler.",
                 field,
             ) from None

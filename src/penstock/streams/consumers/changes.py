@@ -200,7 +200,7 @@ class ConsumerChanges:
 def check_settings(settings: ConsumerSettings, kind: str) -> None:
     """Raise `WrongSetting` for what does not go with a stream of this kind."""
     if settings.deletes and kind != "rows":
-        raise WrongSetting(f"deletes: {OF_CHANGES}.", "deletes")
+        raise WrongSetting(f"{OF_CHANGES}.", "deletes")
 
 
 def entity_of(info: ConsumerInfo) -> tuple[str, str]:

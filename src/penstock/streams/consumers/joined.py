@@ -43,10 +43,10 @@ def joined(
         return consumer
     name = consumer.target
     if target is None:
-        raise WrongSetting(f"target: there is no target {name!r}: make it first.", "target")
+        raise WrongSetting(f"there is no target {name!r}: make it first.", "target")
     if target.get("type") != "http":
         raise WrongSetting(
-            f"target: {name!r} is of type {target.get('type')}, and a webhook needs http.", "target"
+            f"{name!r} is of type {target.get('type')}, and a webhook needs http.", "target"
         )
     document = Document()
     value = filled(target, environ, (), document)

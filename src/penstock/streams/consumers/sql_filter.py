@@ -49,13 +49,14 @@ def planned(text: str, columns: Columns | None, source: str, version: int) -> Tr
     """
     if columns is None:
         raise Refused(
-            f"{FIELD}: the tables of source {source!r} are not known yet, as it never ran: start "
-            "`penstock run`, and try again."
+            f"the tables of source {source!r} are not known yet, as it never ran: start "
+            "`penstock run`, and try again.",
+            FIELD,
         )
     try:
         return translated(text, columns, version)
     except ExpressionError as error:
-        raise WrongSetting(sentence(f"{FIELD}: {error}"), FIELD) from None
+        raise WrongSetting(sentence(str(error)), FIELD) from None
 
 
 def translated(text: str, columns: Columns, version: int) -> Translated:

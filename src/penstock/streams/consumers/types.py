@@ -27,18 +27,23 @@ class RewindEffect(NamedTuple):
 
 
 class ConsumerError(PenstockError):
-    """A request cannot be served; the text names the reason, the value and the remedy."""
+    """A request cannot be served; the text names the reason, the value and the remedy.
+
+    `field` is the setting at fault, which the text begins with, or empty; `reason` is the text without.
+    """
 
     _code: ClassVar[str]
 
     def __init_subclass__(cls, code: str) -> None:
         cls._code = code
 
-    def __init__(self, message: str) -> None:
-        super().__init__(self._code, message)
+    def __init__(self, reason: str, field: str = "") -> None:
+        super().__init__(self._code, f"{field}: {reason}" if field else reason)
+        self.reason = reason
+        self.field = field
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message,)
+        return type(self), (self.reason, self.field)
 
 
 class UnknownConsumer(ConsumerError, code="no_consumer"):  # noqa: N818 - it reads better where it is caught
@@ -58,14 +63,7 @@ class NameTaken(ConsumerError, code="name_taken"):  # noqa: N818 - as above
 
 
 class WrongSetting(ConsumerError, code="wrong_setting"):  # noqa: N818 - as above
-    """A setting does not go with the stream; `field` is its name."""
-
-    def __init__(self, message: str, field: str = "") -> None:
-        super().__init__(message)
-        self.field = field
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.field)
+    """A setting does not go with the stream."""
 
 
 class Refused(ConsumerError, code="refused"):  # noqa: N818 - as above
