@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from tests.integration.outbox_sql import CONFIG, SOURCE, pipeline, raises, role, value
-from tests.waits import await_end, await_true
+from tests.waits import Later, at_once, await_true
 
 from penstock.embedded.handles import Database
-from penstock.outbox.sql.install import VERSION, install, script
+from penstock.outbox.sql.install import DIGEST, VERSION, install, script
 
 SET_OUTBOX = f"SELECT tide.relay_set_outbox('p', 'o', 'g', '{json.dumps(CONFIG)}')"
 SET_INBOX = f"SELECT tide.relay_set_inbox('p', 'i', 'g', '{json.dumps(SOURCE)}')"
@@ -28,34 +28,36 @@ def tide(database: Database) -> Database:
 
 
 class Waiting:
-    """A statement that waits in a session of its own for one of another transaction."""
+    """A call that waits in a session of its own for a lock of another transaction."""
 
-    def __init__(self, tide: Database, statement: str) -> None:
-        self.state: str | None = None
-        self._tide = tide
-        self._statement = statement
+    def __init__(
+        self, tide: Database, call: str | Callable[[psycopg.Connection[Any]], object], *before: str
+    ) -> None:
         self._connection = tide.connect(autocommit=True)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        for statement in before:
+            self._connection.execute(statement.encode())
+        self._call: Later[object] = Later(
+            partial(self._connection.execute, call.encode())
+            if isinstance(call, str)
+            else partial(call, self._connection)
+        )
         pid = self._connection.info.backend_pid
 
         def waits() -> bool:
-            assert self._thread.is_alive(), (statement, self.state)
+            assert not self._call.done, (call, self.end())
             return bool(value(tide, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid))
 
-        await_true(waits, what=f"it waits for another transaction: {statement}")
-
-    def _run(self) -> None:
-        try:
-            self._connection.execute(self._statement.encode())
-        except psycopg.Error as error:
-            self.state = error.sqlstate
+        await_true(waits, what=f"it waits for another transaction: {call}")
 
     def end(self) -> str | None:
         """Wait for its end; return the SQLSTATE of its error."""
-        await_end(self._thread)
-        self._connection.close()
-        return self.state
+        try:
+            self._call.result()
+        except psycopg.Error as error:
+            return error.sqlstate
+        finally:
+            self._connection.close()
+        return None
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,21 @@ def test_an_upgrade_and_what_is_done_meanwhile_wait_for_each_other(tide: Databas
                 publisher.execute(script(VERSION).encode())
 
 
+def test_an_installation_that_a_deadlock_ends_is_made_again(tide: Database) -> None:
+    tide.execute("UPDATE tide.migrations SET functions = ''")
+    with tide.connect() as holder:
+        holder.execute("LOCK TABLE tide.inboxes")
+        upgrade = Waiting(tide, install, "SET deadlock_timeout = '1ms'")  # it has tide.outboxes
+        other = Waiting(
+            tide, "LOCK TABLE tide.outboxes",
+            "SET deadlock_timeout = '1h'", "BEGIN", "LOCK TABLE tide.relays",
+        )  # fmt: skip
+        holder.rollback()
+        assert other.end() is None, "the deadlock ends the installation's transaction"
+    assert upgrade.end() is None
+    assert value(tide, "SELECT functions FROM tide.migrations") == DIGEST
+
+
 KNOWN = {"TD002", "TD003", "TD004", "TD007", "TD008", "TD012"}
 DROPPED = {"42P01", "42883"}
 """Errors of publishers, of status and of workers while an outbox or inbox is dropped."""
@@ -181,10 +198,7 @@ def test_eight_sessions_leave_a_whole_and_hear_only_what_is_documented(tide: Dat
                 connection.execute("UPDATE tide.migrations SET functions = ''")
                 install(connection)
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    await_end(*threads)
+    at_once(*[partial(work, number) for number in range(8)])
     assert odd == []
     assert done[0] > 50
     check(tide)

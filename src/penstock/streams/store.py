@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, LiteralString, Self
 
 import psycopg
@@ -18,6 +19,7 @@ from psycopg.types.json import Jsonb
 from penstock.config.consumers import settings_of
 from penstock.config.sinks import GROUP_SETTINGS
 from penstock.core import queries
+from penstock.core.conflicts import again_after_conflict
 from penstock.core.errors import Concern, StoreError
 from penstock.core.message import Position
 from penstock.expressions.catalog import Columns
@@ -58,7 +60,7 @@ class Store:
         while True:
             try:
                 with store.connection() as connection:
-                    migrate(connection)
+                    again_after_conflict(partial(migrate, connection))
                 return store
             except BaseException as error:
                 store.close()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg
 
 from penstock.core import queries
+from penstock.core.conflicts import again_after_conflict
 from penstock.outbox.errors import InstallError, install_error
 from penstock.outbox.sql.catalog import Schema, find_schema, server, version_of
 from penstock.outbox.sql.rules import render
@@ -83,11 +84,12 @@ def script(after: int = 0) -> str:
 def install(connection: psycopg.Connection[Any]) -> Installed:
     """Make the schema, or bring it up to date, in one transaction under a lock.
 
-    `connection` is in autocommit mode. Raises `InstallError` where the server, the role or the content
-    of the database does not allow it; then nothing was changed.
+    `connection` is in autocommit mode. It begins again where a deadlock with the sessions that use the
+    schema ended it. Raises `InstallError` where the server, the role or the content of the database does
+    not allow it; then nothing was changed.
     """
     try:
-        return _install(connection)
+        return again_after_conflict(lambda: _install(connection))
     except psycopg.Error as error:
         raise install_error(error) from None
 

@@ -8,6 +8,7 @@ import psycopg
 
 from penstock.core import connect as postgres
 from penstock.core import queries
+from penstock.core.conflicts import again_after_conflict
 from penstock.core.connect import Connection
 from penstock.core.errors import StoreError
 from penstock.streams.errors import store_error
@@ -44,7 +45,7 @@ def prepare(url: str) -> None:
     """Do the same in the records store at `url`; raises `StoreError`."""
     try:
         with postgres.connect(url, application_name="penstock syncs") as connection:
-            migrate(connection)
+            again_after_conflict(lambda: migrate(connection))
     except psycopg.Error as error:
         raise store_error(error, url) from None
 
