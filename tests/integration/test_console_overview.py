@@ -144,9 +144,11 @@ def test_a_remedy_is_copied_and_its_button_pressed(shop: Shop, window: Window) -
         page.evaluate("() => window.board.writeText('nothing')")
         copy.click()
         expect(copy).to_have_text(said)
+        expect(copy).to_have_accessible_name(said)
         return str(page.evaluate("() => window.board.readText()"))
 
     assert copied("Copied") == command
+    expect(copy).to_have_accessible_name(f"Copy: {command}")
     # As over plain HTTP from another machine.
     page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     assert copied("Copied") == command

@@ -101,9 +101,11 @@
     if (button === null) return;
     const done = await copied(button);
     const said = done ? "Copied" : "Selected: press Ctrl+C";
-    button.textContent = said;
+    const label = button.dataset.label ??= button.getAttribute("aria-label");
+    const name = (text, whole) => { button.textContent = text; button.setAttribute("aria-label", whole); };
+    name(said, said);
     announce(said);
-    setTimeout(() => { button.textContent = "Copy"; }, done ? 1500 : 6000);
+    setTimeout(() => { if (button.textContent === said) name("Copy", label); }, done ? 1500 : 6000);
   });
 
   // Whether a button's text is copied; where that can't be, it is selected. A page over plain HTTP has no
