@@ -201,7 +201,12 @@ def test_a_nats_consumers_letters_are_like_a_sinks(
         store.letters.add("mail", [letter(1, f"{database.name}.a")])
     (found,) = listed(shop, "dead-letters list --consumer mail")
     assert found["idempotency_key"] == "tag-1-0"
-    run(shop, "dead-letters replay --all --consumer mail")
+    table = run(shop, "dead-letters list")
+    assert "consumer mail" in table
+    assert "sink" not in table
+    assert "\nof: consumer mail\n" in run(shop, "dead-letters show", str(found["id"]))
+    replayed = run(shop, "dead-letters replay --all --consumer mail")
+    assert replayed == f"Replayed {found['id']}, of consumer mail.\n"
     (published,) = nats.messages(database.name.upper())
     assert published.headers["Nats-Msg-Id"] == "tag-1-0"
 

@@ -245,6 +245,24 @@ def test_targets_bastions_and_syncs_are_exported(tmp_path: Path) -> None:
     ) == len(snapshot.entities)
 
 
+def test_the_comments_list_what_names_each_variable(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text(
+        f"sources: {{shop: {{type: postgres, url: 'postgres://app:{SECRET}@db/x', slot: '${{S}}'}}}}\n"
+        "sinks:\n"
+        + "".join(f"  o{n}: {{type: nats, source: shop, url: '${{U}}'}}\n" for n in range(5))
+        + "  last: {type: nats, source: shop, url: '${S}', subject: '${SOURCE_SHOP_URL}'}\n"
+    )
+    environ = {"U": "nats://n", "S": "nats", "SOURCE_SHOP_URL": "x"}
+    text = exported(snapshot_of(read_document(file, environ)), {"store": "${S}"})
+    assert text.endswith(
+        "# Variables to set:\n"
+        "#   SOURCE_SHOP_URL  source shop: url, sink last\n"
+        "#   S                sink last, source shop, store\n"
+        "#   U                sink o0, sink o1, sink o2 and 2 more\n"
+    )
+
+
 def test_a_program_of_a_file_is_in_the_document(tmp_path: Path) -> None:
     (tmp_path / "t.lua").write_text(lua)
     file = tmp_path / "penstock.yaml"

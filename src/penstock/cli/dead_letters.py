@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -70,6 +71,19 @@ class _Letters:
     configuration: Callable[[], Config]
     sinks: Callable[[], list[str]]
 
+    @functools.cached_property
+    def publishers(self) -> tuple[str, ...]:
+        """The names of the consumers of type nats: their letters are stored as a sink's are."""
+        from penstock.streams.nats_consumers import NatsConsumers
+
+        return tuple(NatsConsumers(self.store).streams())
+
+    def owner(self, letter: StoredLetter) -> str:
+        """Return what a letter is of."""
+        if letter.sink is None or letter.sink in self.publishers:
+            return f"consumer {letter.consumer or letter.sink}"
+        return f"sink {letter.sink}"
+
 
 @contextlib.contextmanager
 def _letters(config: Path, url: str | None, store_url: str | None) -> Iterator[_Letters]:
@@ -126,14 +140,18 @@ def list_letters(
     with errors(), _letters(config, url, store_url) as letters:
         sink, consumer = _check_names(letters, sink, consumer)
         found = letters.store.letters.page(sink, consumer, limit + 1)
-    more = len(found) > limit
-    del found[limit:]
+        more = len(found) > limit
+        del found[limit:]
+        of = list(map(letters.owner, found))
     if as_json:
         typer.echo(json_text([_described(letter) for letter in found]))
     else:
         print_table(
             ("number", "of", "at", "code", "reason", "replayed"),
-            [(x.id, _owner(x), x.at, x.code, x.reason, x.replayed_at) for x in found],
+            [
+                (x.id, owner, x.at, x.code, x.reason, x.replayed_at)
+                for x, owner in zip(found, of, strict=True)
+            ],
         )
     if more:
         typer.echo(f"There are more than these {limit}: see --limit.", err=True)
@@ -150,10 +168,13 @@ def show_letter(
     """Show all of one dead letter, its message too."""
     with errors(), _letters(config, url, store_url) as letters:
         letter = _letter(letters.store, number)
+        owner = letters.owner(letter)
+    described = _described(letter)
     if as_json:
-        typer.echo(json_text({**_described(letter), "message": letter.message}))
+        typer.echo(json_text({**described, "message": letter.message}))
         return
-    for key, value in _described(letter).items():
+    del described["sink"], described["consumer"]
+    for key, value in {"id": described.pop("id"), "of": owner, **described}.items():
         if value is not None:
             typer.echo(f"{key}: {value}")
     typer.echo(f"\n{letter.message}")
@@ -187,12 +208,12 @@ def replay_letters(
         lines: dict[tuple[str, str], Also] = {}
         with Replay(letters.store, letters.configuration) as replay:
             for letter in meant:
-                _check_owner(letter, sink, consumer)
+                _check_owner(letters, letter, sink, consumer)
                 of = of_letters(letter.sink, letter.consumer)
                 if of not in lines:
                     lines[of] = Action(*of, "replay dead letters").counting(letters.store)
                 replay.send(letter, lines[of])
-                typer.echo(f"Replayed {letter.id}, of {_owner(letter)}.")
+                typer.echo(f"Replayed {letter.id}, of {letters.owner(letter)}.")
     if not lines:
         typer.echo("There is nothing to replay.")
 
@@ -215,7 +236,7 @@ def purge_letters(
         sink, consumer = _check_names(letters, sink, consumer)
         named = [_letter(letters.store, number) for number in numbers or ()]
         for letter in named:
-            _check_owner(letter, sink, consumer)
+            _check_owner(letters, letter, sink, consumer)
         if not yes:
             which = "these" if numbers or sink or consumer or replayed else "all"
             raise fail(f"purge deletes {which} dead letters for ever: add --yes to do it")
@@ -248,13 +269,11 @@ def _letter(store: Store, number: int) -> StoredLetter:
     return letter
 
 
-def _owner(letter: StoredLetter) -> str:
-    return f"sink {letter.sink}" if letter.sink is not None else f"consumer {letter.consumer}"
-
-
-def _check_owner(letter: StoredLetter, sink: str | None, consumer: str | None) -> None:
+def _check_owner(
+    letters: _Letters, letter: StoredLetter, sink: str | None, consumer: str | None
+) -> None:
     if sink not in (None, letter.sink) or consumer not in (None, letter.consumer):
-        raise fail(f"dead letter {letter.id} belongs to {_owner(letter)}")
+        raise fail(f"dead letter {letter.id} belongs to {letters.owner(letter)}")
 
 
 def _check_names(
@@ -264,8 +283,6 @@ def _check_names(
 
     Ends the command where there is none of a name, rather than find nothing.
     """
-    from penstock.streams.nats_consumers import NatsConsumers
-
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
     store = letters.store
@@ -274,10 +291,9 @@ def _check_names(
         if sink not in names:
             raise fail(unknown("sink", sink, names, "the configuration has none"))
     if consumer is not None:
-        published = [found.name for found in NatsConsumers(store).all()]
-        if consumer in published:
+        if consumer in letters.publishers:
             return consumer, None
-        names = [*(found.name for found in store.consumers()), *published]
+        names = [*(found.name for found in store.consumers()), *letters.publishers]
         if consumer not in names:
             raise fail(unknown("consumer", consumer, names, "the store has none yet"))
     return sink, consumer

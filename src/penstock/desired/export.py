@@ -16,25 +16,30 @@ from penstock.desired.yaml_text import yaml_of
 
 _SETTINGS: Final = ("store", "spark")
 _FIRST: Final = ("type", "source", "stream", "url")
+_MOST_NAMED: Final = 3
+
+_Needed = dict[str, dict[str, None]]
+"""What names each variable, in the order of the file."""
 
 
 def exported(snapshot: Snapshot, settings: Mapping[str, Any]) -> str:
     """Return a file of the state; `settings` is the raw root of the file that names the store.
 
     Of that the file takes what is a process's own: `store`, `spark` and the sources of type outbox.
-    Comments at its end list the variables that it names.
+    Comments at its end list the variables that it names, and what names each.
     """
-    needed: dict[str, str] = {}
+    needed: _Needed = {}
     by_entity: dict[tuple[str, str], dict[Path, str]] = {}
     for secret in stored_secrets(snapshot):
         by_entity.setdefault(secret.key, {})[secret.path] = f"${{{secret.variable}}}"
-        needed[secret.variable] = f"{' '.join(secret.key)}: {dotted(secret.path)}"
+        _note(needed, secret.variable, f"{' '.join(secret.key)}: {dotted(secret.path)}")
     root: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS.values()}
     for key in sorted(snapshot.entities):
         entity, hidden = snapshot.entities[key], by_entity.get(key)
         spec = replaced(entity.spec, hidden) if hidden else entity.spec
         for name in _variables(spec):
-            needed.setdefault(name, f"{' '.join(key)}")
+            if hidden is None or f"${{{name}}}" not in hidden.values():
+                _note(needed, name, " ".join(key))
         root[SECTIONS[entity.kind]][entity.name] = _typed_first(spec)
     own = _own(settings, needed)
     root["sources"] |= own.pop("sources", {})
@@ -42,18 +47,29 @@ def exported(snapshot: Snapshot, settings: Mapping[str, Any]) -> str:
     text = yaml_of(document)
     if needed:
         width = max(map(len, needed))
-        lines = [f"#   {name:{width}}  {of}" for name, of in needed.items()]
+        lines = [f"#   {name:{width}}  {_listed(list(of))}" for name, of in needed.items()]
         text += "\n".join(["", "# Variables to set:", *lines, ""])
     return text
 
 
-def _own(settings: Mapping[str, Any], needed: dict[str, str]) -> dict[str, Any]:
+def _note(needed: _Needed, variable: str, what: str) -> None:
+    needed.setdefault(variable, {})[what] = None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return what names a variable: all of it, or the first and how many more there are."""
+    if len(names) <= _MOST_NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MOST_NAMED])} and {len(names) - _MOST_NAMED} more"
+
+
+def _own(settings: Mapping[str, Any], needed: _Needed) -> dict[str, Any]:
     own = {key: settings[key] for key in _SETTINGS if key in settings}
     if "store" in own:
         if isinstance(own["store"], str) and any(True for _ in secrets("", {"url": own["store"]})):
             own["store"] = f"${{{STORE_VARIABLE}}}"
         for name in _variables(own["store"]):
-            needed.setdefault(name, "store")
+            _note(needed, name, "store")
     sources = settings.get("sources")
     for name, spec in sources.items() if isinstance(sources, dict) else ():
         if type_of("source", spec) != "outbox":
@@ -63,7 +79,7 @@ def _own(settings: Mapping[str, Any], needed: dict[str, str]) -> dict[str, Any]:
         spec = replaced(spec, hidden)  # noqa: PLW2901 - the same without its secrets
         own.setdefault("sources", {})[name] = spec
         for variable in _variables(spec):
-            needed.setdefault(variable, f"source {name}")
+            _note(needed, variable, f"source {name}")
     return own
 
 
