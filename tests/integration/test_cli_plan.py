@@ -110,6 +110,8 @@ def test_a_file_is_planned_applied_and_exported(
     assert "url: ${SOURCE_SHOP_URL}" in text
     assert "#   CONSUMER_HOOK_HEADERS_AUTHORIZATION  consumer hook: headers.authorization" in text
     assert "Nothing to do" in penstock("plan", str(exported))
+    for command in ("plan", "apply", "diff"):
+        assert "Nothing to do" in penstock(command, "-c", str(exported))
     monkeypatch.setenv("SINK_OUT_URL", "nats://elsewhere")
     assert plan_json(penstock, str(exported))["counts"]["update"] == 1
 
@@ -281,6 +283,9 @@ def test_errors_have_exit_code_1(penstock: Penstock, file: Path) -> None:
     assert expected in penstock("plan", code=1)
     assert expected in penstock("diff", code=1)
     assert "No such option" in penstock("plan", "--prun", code=1)
+    for command in ("plan", "apply", "diff"):
+        two = "other.yaml and --config third.yaml are two files: name one"
+        assert two in penstock(command, "other.yaml", "-c", "third.yaml", code=1)
     file.write_text(TEXT.replace("stream: orders", "stream: odrers"))
     expected = ":18: consumers.hook.stream: there is no stream 'odrers'"
     assert expected in penstock("plan", code=1)

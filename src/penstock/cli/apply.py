@@ -9,24 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.changes import File, Prune, make_plan, plan_errors, saved_plan, show
-from penstock.cli.common import CONFIG, AsJson
+from penstock.cli.changes import Prune, file_of, make_plan, plan_errors, saved_plan, show
+from penstock.cli.common import CONFIG, AsJson, ConfigFile
 
 if TYPE_CHECKING:
     from penstock.desired.plan import Plan
     from penstock.streams.store import Store
 
+FileOrPlan = Annotated[
+    Path | None,
+    typer.Argument(
+        help="The configuration file, in the place of --config, or a saved plan.",
+        show_default=False,
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")]
 
 
 def apply(
-    file: File = CONFIG, prune: Prune = False, yes: Yes = False, as_json: AsJson = False
+    file: FileOrPlan = None,
+    config: ConfigFile = CONFIG,
+    prune: Prune = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Change the desired state in one transaction, to what a file has; or as a saved plan says."""
     from penstock.cli.store import store_of
     from penstock.desired.plan import PlanFileError
 
     with plan_errors():
+        file = file_of(file, config)
         saved = saved_plan(file)
         if saved is not None and prune:
             raise PlanFileError("--prune can't be added to a saved plan.", "Plan with it anew.")

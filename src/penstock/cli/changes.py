@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.core
 
+from penstock.cli.common import CONFIG, fail
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ _STYLES: Final = {
 Prune = Annotated[
     bool, typer.Option("--prune", help="Delete what the file managed and no longer names.")
 ]
-File = Annotated[Path, typer.Argument(help="The configuration file.", show_default=True)]
+File = Annotated[
+    Path | None,
+    typer.Argument(help="The configuration file, in the place of --config.", show_default=False),
+]
 
 
 class PlanCommand(typer.core.TyperCommand):
@@ -43,6 +47,13 @@ class PlanCommand(typer.core.TyperCommand):
             if getattr(error, "exit_code", None) == CHANGES:  # typer keeps its class to itself
                 vars(error)["exit_code"] = _ERROR
             raise
+
+
+def file_of(file: Path | None, config: Path) -> Path:
+    """Return the one file that is named, by itself or as `--config`."""
+    if file is not None and config not in (CONFIG, file):
+        raise fail(f"{file} and --config {config} are two files: name one")
+    return file or config
 
 
 @contextlib.contextmanager

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.changes import File, Prune, exit_code, make_plan, plan_errors, saved_plan, show
-from penstock.cli.common import CONFIG, AsJson
+from penstock.cli.changes import (
+    File,
+    Prune,
+    exit_code,
+    file_of,
+    make_plan,
+    plan_errors,
+    saved_plan,
+    show,
+)
+from penstock.cli.common import CONFIG, AsJson, ConfigFile
 
 if TYPE_CHECKING:
     from penstock.desired.plan import Plan
@@ -22,12 +31,17 @@ Out = Annotated[
 
 
 def plan(
-    file: File = CONFIG, prune: Prune = False, out: Out = None, as_json: AsJson = False
+    file: File = None,
+    config: ConfigFile = CONFIG,
+    prune: Prune = False,
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a file would change, and what follows from it; exit code 2 where it changes anything."""
     from penstock.cli.store import store_of
 
     with plan_errors():
+        file = file_of(file, config)
         _refuse_saved(file)
         if out is not None:
             _refuse_other(out)
@@ -39,11 +53,12 @@ def plan(
         raise typer.Exit(exit_code(made))
 
 
-def diff(file: File = CONFIG, as_json: AsJson = False) -> None:
+def diff(file: File = None, config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
     """Show where a file and the desired state differ, without consequences; exit codes as of plan."""
     from penstock.cli.store import store_of
 
     with plan_errors():
+        file = file_of(file, config)
         _refuse_saved(file)
         with store_of(file) as store:
             made = make_plan(store, file, prune=False, checked=False)
