@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
+import msgspec
 import requests
 
 from penstock.config.api_logins import Auth
@@ -74,8 +75,7 @@ class Collection:
     delete_notes: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """An object of the API. `data` is its JSON as it came; `deleted`: it is a tombstone of one.
 
     A tombstone may have no `data` of its own: then it is empty, and the last known one stays.

@@ -33,9 +33,10 @@ class CursorFormat:
             except ValueError:
                 raise ValueError(f"{text[:40]!r} is no time") from None
             return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+        unit = _UNITS.get(self.name)
         try:
-            if text.isdecimal() and text.isascii() and self.name in _UNITS:
-                return _EPOCH + int(text) * _UNITS[self.name]
+            if unit is not None and text.isdecimal() and text.isascii():
+                return _EPOCH + int(text) * unit
             number = Decimal(text)
             if not number.is_finite():
                 raise InvalidOperation

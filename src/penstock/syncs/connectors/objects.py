@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import astuple
 
 from penstock.syncs.errors import SyncError
 
 _ABSENT: Final = b""
+_NULL: Final = b"null"
 _PATH: Final = re.compile(r"[^.\[\]*?@'\"]+(?:\.[^.\[\]*?@'\"]+)*")
 
 
@@ -36,6 +38,8 @@ class Fields:
             below = [i for i in inner[top] if len(self._paths[i]) > 1]
             fields_below = [".".join(self._paths[i][1:]) for i in below]
             self._plan.append((field, own, below, Fields(fields_below) if below else None))
+        self._flat: Final = all(len(path) == 1 for path in self._paths)
+        self._places: Final = [tops.index(path[0]) for path in self._paths]
 
     def read(self, data: bytes | msgspec.Raw) -> list[bytes]:
         """Return the JSON of each field, empty where it is missing or null.
@@ -49,9 +53,12 @@ class Fields:
             struct = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ValueError(str(error)) from None
+        if self._flat:  # a third of the price
+            members = [_ABSENT if raw == _NULL else raw for raw in map(bytes, astuple(struct))]
+            return [members[place] for place in self._places]
         for field, own, below, inner in self._plan:
             raw = bytes(getattr(struct, field))
-            if raw == b"null":
+            if raw == _NULL:
                 continue
             for i in own:
                 found[i] = raw
@@ -91,7 +98,7 @@ def items(content: bytes, selector: str) -> list[msgspec.Raw]:
         if name not in members:
             raise _none(selector, f"it lacks {'.'.join(path[: depth + 1])}")
         raw = bytes(members[name])
-        if raw == b"null":
+        if raw == _NULL:
             return []
     try:
         if bytes(raw).lstrip()[:1] == b"[":
@@ -117,7 +124,7 @@ def scalar(raw: bytes) -> str | None:
 
     Raises `ValueError` for an object or a list.
     """
-    if not raw or raw == b"null":
+    if not raw or raw == _NULL:
         return None
     if raw[:1] == b'"':
         try:
