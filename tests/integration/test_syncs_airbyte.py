@@ -114,6 +114,42 @@ def test_a_collection_below_another(api: Api, server: LoopbackApi) -> None:
     assert sorted(ids) == ["b", "c", "d"]
 
 
+DYNAMIC = """
+dynamic_streams:
+  - type: DynamicDeclarativeStream
+    stream_template:
+      type: DeclarativeStream
+      name: ""
+      primary_key: [id]
+      retriever:
+        type: SimpleRetriever
+        requester: {$ref: "#/definitions/requester", path: ""}
+        record_selector: {$ref: "#/definitions/selector"}
+      schema_loader: {$ref: "#/definitions/schema"}
+    components_resolver:
+      type: HttpComponentsResolver
+      retriever:
+        type: SimpleRetriever
+        requester: {$ref: "#/definitions/requester", path: lists}
+        record_selector: {$ref: "#/definitions/selector"}
+      components_mapping:
+        - {type: ComponentMappingDefinition, field_path: [name], value: "{{ components_values.name }}"}
+        - type: ComponentMappingDefinition
+          field_path: [retriever, requester, path]
+          value: "lists/{{ components_values.id }}"
+"""
+
+
+def test_streams_that_the_api_names(server: LoopbackApi) -> None:
+    read = Read(server.url, manifest=MANIFEST.read_text() + DYNAMIC)
+    assert not read.connector.collections()  # a session is needed for them
+    assert read.ids("vip")[0] == ["0", "1"]
+    assert [each.path for each in server.asked] == ["/lists", "/lists", "/lists/7"]
+    del server.asked[:]
+    assert len(read.ids("contacts")[0]) == 6
+    assert {each.path for each in server.asked} == {"/contacts"}
+
+
 def test_a_read_goes_on_where_it_was(api: Api, server: LoopbackApi) -> None:
     read = Read(server.url)
 
