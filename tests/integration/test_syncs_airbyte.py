@@ -455,6 +455,7 @@ def test_components_of_its_own(server: LoopbackApi, tmp_path: Path) -> None:
         "import dataclasses\n"
         "import socket\n"
         "from airbyte_cdk.sources.declarative.decoders import JsonDecoder\n"
+        "from airbyte_cdk.sources.declarative.schema import JsonFileSchemaLoader\n"
         "from airbyte_cdk.sources.declarative.extractors import DpathExtractor\n"
         "class Mine(DpathExtractor):\n"
         "    def extract_records(self, response):\n"
@@ -468,6 +469,10 @@ def test_components_of_its_own(server: LoopbackApi, tmp_path: Path) -> None:
         "    other: JsonDecoder = JsonDecoder(parameters={})\n"
         "    def extract_records(self, response):\n"
         "        return [{}['a']]\n"
+        "class Reads(DpathExtractor):\n"
+        "    def extract_records(self, response):\n"
+        "        loader = JsonFileSchemaLoader({}, {}, 'crm/schemas/contacts.json')\n"
+        "        return [loader.get_json_schema()]\n"
     )
     text = MANIFEST.read_text().replace(
         "{type: DpathExtractor,", "{type: CustomRecordExtractor, class_name: "
@@ -475,9 +480,13 @@ def test_components_of_its_own(server: LoopbackApi, tmp_path: Path) -> None:
     )  # fmt: skip
     (first, *_), _ = Read(server.url, manifest=text, components=str(code)).ids("contacts")
     assert first.startswith("this process makes no connection")
-    fails = Read(server.url, manifest=text.replace(".Mine,", ".Fails,"), components=str(code))
-    with pytest.raises(SyncError, match=r"there is no 'a' \(line 16 of the components\)"):
-        fails.ids("contacts")
+    for name, why in (
+        ("Fails", r"there is no 'a' \(line 17 of the components\)"),
+        ("Reads", r"a file of the connector's package, and is not here \(line 21 of the"),
+    ):
+        fails = Read(server.url, manifest=text.replace(".Mine,", f".{name},"), components=str(code))
+        with pytest.raises(SyncError, match=why):
+            fails.ids("contacts")
 
 
 def test_a_process_that_dies_or_hangs_fails_its_read_alone(

@@ -207,11 +207,18 @@ def _uncached(self: Any) -> Any:
 
 
 def _no_schema(_self: Any) -> dict[str, Any]:
-    # It is a file of the connector's package. Objects stay as the API has them without it.
+    # It is a file of the connector's package. Objects stay as the API has them without it; what
+    # components ask for may depend on it.
+    if _is_of_components(sys._getframe(1)):
+        raise OSError("a schema is read that is a file of the connector's package, and is not here")
     return {"type": "object", "properties": {}}
 
 
 _components: types.ModuleType | None = None
+
+
+def _is_of_components(frame: types.FrameType) -> bool:
+    return _components is not None and frame.f_code.co_filename == _components.__file__
 
 
 def _own_class(name: str) -> Any:
@@ -402,9 +409,7 @@ def _whole(error: BaseException) -> str:
         last, at = at, at.__cause__
     found = ": ".join(texts)
     lines = [
-        line
-        for frame, line in traceback.walk_tb(last.__traceback__)
-        if _components is not None and frame.f_code.co_filename == _components.__file__
+        line for frame, line in traceback.walk_tb(last.__traceback__) if _is_of_components(frame)
     ]
     return f"{found} (line {lines[-1]} of the components)" if lines else found
 
