@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import psutil
 
@@ -14,6 +16,7 @@ from penstock.syncs.connectors.airbyte import AirbyteConnector
 from penstock.syncs.connectors.contract import Kind, Page
 from penstock.syncs.connectors.make import connector_of, session_of
 from penstock.syncs.local_budget import LocalBudget
+from penstock.syncs.tokens import TokenKeeper
 
 from .loopback_api import Answer, Asked
 
@@ -36,6 +39,8 @@ class Api:
         assert asked.headers["authorization"] == f"Bearer {TOKEN}"
         if self.failures:
             return self.failures.pop(0)
+        if asked.path == "/lists":
+            return Answer({"items": [{"id": 7, "name": "vip"}]})
         since = asked.query.get("since", "")
         if asked.path.startswith("/contacts/"):
             of = self.notes.get(asked.path.split("/")[2], [])
@@ -46,10 +51,66 @@ class Api:
         return Answer({"items": found[page : page + 2], "meta": {"next": more}})
 
 
+class OAuth:
+    """Hands out tokens, and takes each refresh token once; `api` answers who has the newest token.
+
+    Attributes:
+        issued: How many tokens there are; the newest is `access-N`.
+        seconds: How long they last.
+        is_rotating: Whether each request for a token replaces the refresh token.
+        is_down: Whether there are no tokens for now.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.issued = 0
+        self.seconds = 3600
+        self.is_rotating = True
+        self.is_down = False
+        self.refresh = "refresh-0"
+
+    def __call__(self, asked: Asked) -> Answer:
+        if asked.path == "/token" and self.is_down:
+            return Answer({}, 503)
+        if asked.path == "/token":
+            if dict(parse_qsl(asked.body.decode()))["refresh_token"] != self.refresh:
+                return Answer({"error": "invalid_grant"}, 400)
+            self.issued += 1
+            found = {"access_token": f"access-{self.issued}", "expires_in": self.seconds}
+            if self.is_rotating:
+                found["refresh_token"] = self.refresh = f"refresh-{self.issued}"
+            return Answer(found)
+        if asked.headers["authorization"] != f"Bearer access-{self.issued}":
+            return Answer({"message": "the token has ended"}, 401)
+        return self._api(replace(asked, headers={"authorization": f"Bearer {TOKEN}"}))
+
+
+def oauth_manifest(updater: str = "refresh_token_updater: {}, ") -> str:
+    """Return the manifest with a login by OAuth, whose refresh token an updater replaces."""
+    one = "api_token: \"{{ config['token'] }}\""
+    of = "{{{{ config['credentials']['{}'] }}}}".format
+    login = (
+        f"{updater}token_refresh_endpoint: \"{{{{ config['api_url'] }}}}/token\", "
+        f'client_id: "{of("client_id")}", client_secret: "{of("client_secret")}", '
+        f'refresh_token: "{of("refresh_token")}"'
+    )
+    text = MANIFEST.read_text().replace("type: BearerAuthenticator", "type: OAuthAuthenticator")
+    assert one in text
+    return text.replace(one, login)
+
+
+def oauth_config(url: str) -> dict[str, Any]:
+    """Return what that manifest asks for."""
+    login = {"client_id": "me", "client_secret": "hush-hush", "refresh_token": "{secret}"}
+    return {"api_url": url, "token": "none", "credentials": login}
+
+
 class Read:
     """A connector with its session, whose waits are noted and not waited."""
 
-    def __init__(self, url: str, **more: Any) -> None:
+    def __init__(
+        self, url: str, *, secret: str = TOKEN, keeper: TokenKeeper | None = None, **more: Any
+    ) -> None:
         self.waits: list[float] = []
         spec = {
             "type": "airbyte",
@@ -59,11 +120,11 @@ class Read:
             **more,
         }
         self.settings = AirbyteProvider.model_validate(spec)
-        found = connector_of("crm", self.settings, {"secret": TOKEN})
+        found = connector_of("crm", self.settings, {"secret": secret})
         assert isinstance(found, AirbyteConnector)
         self.connector = found
         self.budget = LocalBudget(1000)
-        self.session = session_of(found.access, self.budget, sleep=self.waits.append)
+        self.session = session_of(found.access, self.budget, keeper, sleep=self.waits.append)
 
     def pages(
         self, name: str, kind: Kind = Kind.BACKFILL, cursor: Any = None, resume: Any = None

@@ -5,22 +5,35 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.airbyte_help import MANIFEST, TOKEN, Api, Read, workers
+from tests.airbyte_help import (
+    MANIFEST,
+    TOKEN,
+    Api,
+    OAuth,
+    Read,
+    oauth_config,
+    oauth_manifest,
+    workers,
+)
 from tests.loopback_api import Answer, Asked, LoopbackApi
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.config.provider_file import read_provider
 from penstock.config.providers import AirbyteProvider
+from penstock.streams.connection import own_connection
+from penstock.streams.store import Store
 from penstock.syncs.airbyte import environment, process
 from penstock.syncs.connectors.airbyte import loaded
 from penstock.syncs.connectors.contract import Deletes, Kind
 from penstock.syncs.connectors.make import connector_of
+from penstock.syncs.credentials import SecretKey, StoredTokens
 from penstock.syncs.errors import SyncError
 from penstock.syncs.job import Yielded
 from penstock.testing import ApiAnswer, InMemorySync
@@ -99,6 +112,42 @@ def test_a_collection_below_another(api: Api, server: LoopbackApi) -> None:
     api.notes["1"].append({"id": "d", "updated_at": "2026-05-04T00:00:00Z"})
     ids, _ = read.ids("notes", Kind.POLL, cursor)
     assert sorted(ids) == ["b", "c", "d"]
+
+
+DYNAMIC = """
+dynamic_streams:
+  - type: DynamicDeclarativeStream
+    stream_template:
+      type: DeclarativeStream
+      name: ""
+      primary_key: [id]
+      retriever:
+        type: SimpleRetriever
+        requester: {$ref: "#/definitions/requester", path: ""}
+        record_selector: {$ref: "#/definitions/selector"}
+      schema_loader: {$ref: "#/definitions/schema"}
+    components_resolver:
+      type: HttpComponentsResolver
+      retriever:
+        type: SimpleRetriever
+        requester: {$ref: "#/definitions/requester", path: lists}
+        record_selector: {$ref: "#/definitions/selector"}
+      components_mapping:
+        - {type: ComponentMappingDefinition, field_path: [name], value: "{{ components_values.name }}"}
+        - type: ComponentMappingDefinition
+          field_path: [retriever, requester, path]
+          value: "lists/{{ components_values.id }}"
+"""
+
+
+def test_streams_that_the_api_names(server: LoopbackApi) -> None:
+    read = Read(server.url, manifest=MANIFEST.read_text() + DYNAMIC)
+    assert not read.connector.collections()  # a session is needed for them
+    assert read.ids("vip")[0] == ["0", "1"]
+    assert [each.path for each in server.asked] == ["/lists", "/lists", "/lists/7"]
+    del server.asked[:]
+    assert len(read.ids("contacts")[0]) == 6
+    assert {each.path for each in server.asked} == {"/contacts"}
 
 
 def test_a_read_goes_on_where_it_was(api: Api, server: LoopbackApi) -> None:
@@ -268,14 +317,13 @@ def test_streams(server: LoopbackApi) -> None:
     ("change", "expected"),
     [
         (lambda t: t.replace("type: HttpRequester", "type: FtpRequester"), "can't be run: .*schema"),
+        (lambda t: t.replace("field_path: [items]", "field_path: [[items]]"),
+         r"run: streams\.\d\.retriever\.record_selector\.extractor\.field_path\.0: \['items'\] is not"),
         (lambda t: t.replace("config['api_url']", "config['api_url'"), "can't be run"),
         (lambda t: t.replace("type: SimpleRetriever", "type: CustomRetriever\n      class_name: "
          "subprocess.Popen", 1), "its component subprocess.Popen is Python of its own"),
-        (lambda t: t.replace("type: BearerAuthenticator, ", "type: OAuthAuthenticator, "
-         "refresh_token_updater: {}, token_refresh_endpoint: 'http://a', client_id: a, "
-         "client_secret: b, refresh_token: c, "), "replaces its refresh token"),
     ],
-    ids=["component", "template", "code", "rotation"],
+    ids=["component", "key", "template", "code"],
 )  # fmt: skip
 def test_a_bad_manifest(server: LoopbackApi, change: Callable[[str], str], expected: str) -> None:
     text = change(MANIFEST.read_text())
@@ -284,6 +332,92 @@ def test_a_bad_manifest(server: LoopbackApi, change: Callable[[str], str], expec
     with pytest.raises(SyncError, match=expected):
         read.ids("contacts")
     assert TOKEN not in str(read.connector)
+
+
+def test_a_refresh_token_that_is_replaced_is_kept(api: Api, store: Store) -> None:
+    oauth = OAuth(api)
+
+    def read(secret: str = "refresh-0") -> Read:
+        """Return a connector of a process that knows what the store keeps, and no more."""
+        own = partial(own_connection, store.url)
+        keeper = StoredTokens(store.connection, own, SecretKey(["k" * 32]), "crm", secret)
+        config = oauth_config(crm.url)
+        return Read(crm.url, manifest=oauth_manifest(), config=config, secret=secret, keeper=keeper)
+
+    def asked() -> list[str]:
+        return [each.path for each in crm.asked]
+
+    with LoopbackApi(oauth) as crm:
+        assert read().connector.access.rotates
+        _, cursor = read().ids("contacts")
+        process.PROCESSES.close()
+        read().connector.check(read().session)
+        assert len(read().ids("contacts", Kind.POLL, cursor)[0]) == 6
+        assert (oauth.issued, asked().count("/token")) == (1, 1)
+
+        # The API ends a token in the middle of a read: it goes on with another, and counts both.
+        one = read()
+        pages = one.pages("contacts")
+        next(pages)
+        oauth.issued += 1
+        del crm.asked[:]
+        assert [len(page.records) for page in pages] == [2, 2, 0]
+        assert asked() == ["/contacts", "/token", "/contacts", "/contacts"]
+        assert one.budget.requests == 1 + len(asked())
+
+        # What was there before is never asked with again, and what ends soon is replaced at once.
+        oauth.seconds = 30
+        oauth.issued += 1
+        assert len(read().ids("contacts")[0]) == 6
+        assert len(read().ids("contacts")[0]) == 6
+        assert oauth.refresh == f"refresh-{oauth.issued}" == "refresh-6"
+
+        # A run may end, or the server fail, while a token is asked for; the process serves again.
+        oauth.is_down = True
+        with pytest.raises(SyncError) as error:
+            read().ids("contacts")
+        assert (error.value.code, error.value.transient) == ("unavailable", True)
+        oauth.is_down = False
+        assert len(read().ids("contacts")[0]) == 6
+
+        # One that the server refuses is an error that names no secret. A login of the user is taken.
+        oauth.refresh = "refresh-of-the-user"
+        with pytest.raises(SyncError, match="The server gives no token") as error:
+            read().ids("contacts")
+        assert error.value.code == "unauthorized"
+        assert "refresh-7" not in str(error.value)
+        assert len(workers()) == 1
+        assert len(read("refresh-of-the-user").ids("contacts")[0]) == 6
+
+
+def test_a_token_serves_more_than_one_read(api: Api) -> None:
+    oauth = OAuth(api)
+    oauth.is_rotating = False
+    with LoopbackApi(oauth) as server:
+        given: dict[str, Any] = {"manifest": oauth_manifest(""), "config": oauth_config(server.url)}
+        process.PROCESSES.close()
+        for _ in range(2):
+            assert len(Read(server.url, secret="refresh-0", **given).ids("contacts")[0]) == 6
+        assert oauth.issued == 1
+        oauth.issued += 1
+        assert len(Read(server.url, secret="refresh-0", **given).ids("contacts")[0]) == 6
+        assert oauth.issued == 3
+
+
+def test_a_refresh_token_that_can_not_be_kept(server: LoopbackApi) -> None:
+    config = oauth_config(server.url)
+    text = oauth_manifest()
+    plain = {**config, "credentials": {**config["credentials"], "refresh_token": "in the file"}}
+    with pytest.raises(SyncError, match="stands in config, and Penstock keeps") as error:
+        Read(server.url, manifest=text, config=plain).ids("contacts")
+    assert "in the file" not in str(error.value)
+    another = "refresh_token_updater: {refresh_token_config_path: [other]}, "
+    two = f"{text}\nother: {{{another}}}\n"
+    with pytest.raises(SyncError, match="Two logins of the manifest"):
+        Read(server.url, manifest=two, config={**config, "other": "x"}).ids("contacts")
+    bearer = {**config, "credentials": {"client_id": "me", "client_secret": "hush"}}
+    assert not Read(server.url, manifest=text, config=bearer).connector.access.rotates
+    assert not server.asked
 
 
 def test_a_configuration_that_lacks_something(server: LoopbackApi) -> None:
@@ -301,10 +435,27 @@ def test_private_addresses_are_refused(server: LoopbackApi) -> None:
     assert not server.asked
 
 
+def test_an_address_in_a_template_and_schemas_in_files(server: LoopbackApi) -> None:
+    text = MANIFEST.read_text()
+    for before, after in (
+        ("{{ config['api_url'] }}", f"{{{{ 'http://a.b/c' if config.sandbox else '{server.url}' }}}}"),
+        ("{type: InlineSchemaLoader, schema: {type: object, properties: {}}}",
+         "{type: JsonFileSchemaLoader, file_path: ./source_crm/schemas/x.json}"),
+    ):  # fmt: skip
+        assert before in text
+        text = text.replace(before, after)
+    read = Read(server.url, manifest=text)
+    read.connector.check(read.session)
+    assert len(read.ids("contacts")[0]) == 6
+
+
 def test_components_of_its_own(server: LoopbackApi, tmp_path: Path) -> None:
     code = tmp_path / "components.py"
     code.write_text(
+        "import dataclasses\n"
         "import socket\n"
+        "from airbyte_cdk.sources.declarative.decoders import JsonDecoder\n"
+        "from airbyte_cdk.sources.declarative.schema import JsonFileSchemaLoader\n"
         "from airbyte_cdk.sources.declarative.extractors import DpathExtractor\n"
         "class Mine(DpathExtractor):\n"
         "    def extract_records(self, response):\n"
@@ -313,6 +464,15 @@ def test_components_of_its_own(server: LoopbackApi, tmp_path: Path) -> None:
         "            socket.create_connection(('127.0.0.1', 1))\n"
         "        except OSError as error:\n"
         "            yield {'id': str(error), 'updated_at': '2026-05-01T10:00:00Z'}\n"
+        "@dataclasses.dataclass\n"
+        "class Fails(DpathExtractor):\n"
+        "    other: JsonDecoder = JsonDecoder(parameters={})\n"
+        "    def extract_records(self, response):\n"
+        "        return [{}['a']]\n"
+        "class Reads(DpathExtractor):\n"
+        "    def extract_records(self, response):\n"
+        "        loader = JsonFileSchemaLoader({}, {}, 'crm/schemas/contacts.json')\n"
+        "        return [loader.get_json_schema()]\n"
     )
     text = MANIFEST.read_text().replace(
         "{type: DpathExtractor,", "{type: CustomRecordExtractor, class_name: "
@@ -320,6 +480,13 @@ def test_components_of_its_own(server: LoopbackApi, tmp_path: Path) -> None:
     )  # fmt: skip
     (first, *_), _ = Read(server.url, manifest=text, components=str(code)).ids("contacts")
     assert first.startswith("this process makes no connection")
+    for name, why in (
+        ("Fails", r"there is no 'a' \(line 17 of the components\)"),
+        ("Reads", r"a file of the connector's package, and is not here \(line 21 of the"),
+    ):
+        fails = Read(server.url, manifest=text.replace(".Mine,", f".{name},"), components=str(code))
+        with pytest.raises(SyncError, match=why):
+            fails.ids("contacts")
 
 
 def test_a_process_that_dies_or_hangs_fails_its_read_alone(

@@ -15,11 +15,12 @@ from penstock.config.api_logins import RefreshToken
 from penstock.embedded.handles import Database
 from penstock.streams.connection import own_connection
 from penstock.streams.store import Store
-from penstock.syncs.auth import OAuthTokens, signer_of
+from penstock.syncs.auth import signer_of
 from penstock.syncs.credentials import SecretKey, StoredTokens
 from penstock.syncs.errors import SyncError
 from penstock.syncs.local_budget import LocalBudget
 from penstock.syncs.session import ApiSession
+from penstock.syncs.tokens import OAuthTokens
 
 from ..loopback_api import Answer, Asked, LoopbackApi
 from ..waits import Later, at_once

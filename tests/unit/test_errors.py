@@ -14,8 +14,8 @@ FIND = """
 import importlib, pkgutil, penstock
 from penstock.core.errors import PenstockError
 
-# It runs in airbyte-cdk's environment, which is not this one.
-ELSEWHERE = {"penstock.syncs.airbyte.worker"}
+# They run in airbyte-cdk's environment, which is not this one.
+ELSEWHERE = {"penstock.syncs.airbyte.worker", "penstock.syncs.airbyte.logins"}
 for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
     if module.name not in ELSEWHERE:
         importlib.import_module(module.name)

@@ -12,11 +12,12 @@ import pytest
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
 from penstock.config.api_logins import ApiKey, Bearer, ClientCredentials, HttpBasic, RefreshToken
-from penstock.syncs.auth import LocalTokens, OAuthTokens, signer_of
+from penstock.syncs.auth import signer_of
 from penstock.syncs.errors import SyncError
 from penstock.syncs.local_budget import LocalBudget
 from penstock.syncs.rate_headers import RateHeaders, rate_limit, retry_after
 from penstock.syncs.session import ApiSession
+from penstock.syncs.tokens import LocalTokens, OAuthTokens
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 IN_30_S = str(int(NOW.timestamp()) + 30)

@@ -74,7 +74,7 @@ def _rotates(config: Config, credential: Credential) -> bool:
     """Whether a login replaces its own token; raises `SyncError`."""
     settings = config.providers.get(credential.provider)
     connector = connector_of(credential.provider, settings, probe.properties_of(credential))
-    return isinstance(connector.access.auth, RefreshToken)
+    return connector.access.rotates or isinstance(connector.access.auth, RefreshToken)
 
 
 def _seen(config: Config, name: str, sync: Sync) -> Iterator[Finding]:

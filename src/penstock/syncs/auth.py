@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Iterable
+from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -23,58 +21,7 @@ from penstock.config.api_logins import (
 )
 from penstock.syncs.errors import SyncError
 from penstock.syncs.session import Send, Signer
-
-_EARLY: Final = 60.0
-"""How many seconds before its end a token is replaced."""
-
-
-@dataclass(frozen=True, slots=True)
-class OAuthTokens:
-    """Tokens of OAuth 2; `expires_at` is in seconds since 1970."""
-
-    access_token: str
-    expires_at: float
-    refresh_token: str = ""
-
-
-class TokenKeeper(Protocol):
-    """Keeps the tokens of one credential, for all processes that use it."""
-
-    def load(self) -> OAuthTokens | None:
-        """Return the tokens that are kept."""
-
-    def renew(
-        self, stale: OAuthTokens | None, ask: Callable[[OAuthTokens | None], OAuthTokens]
-    ) -> OAuthTokens:
-        """Return tokens other than `stale`.
-
-        Those are the ones that another process has got, or else what `ask` returns, which is kept.
-        Only one caller asks at a time: a refresh token may serve once.
-        """
-
-
-class LocalTokens:
-    """Keeps tokens in memory; `changed` is called with new ones."""
-
-    def __init__(self, changed: Callable[[OAuthTokens], object] | None = None) -> None:
-        self._lock: Final = threading.Lock()
-        self._changed: Final = changed
-        self._tokens: OAuthTokens | None = None
-
-    def load(self) -> OAuthTokens | None:
-        """Return the tokens that are kept."""
-        return self._tokens
-
-    def renew(
-        self, stale: OAuthTokens | None, ask: Callable[[OAuthTokens | None], OAuthTokens]
-    ) -> OAuthTokens:
-        """Return tokens other than `stale`."""
-        with self._lock:
-            if self._tokens is None or self._tokens == stale:
-                self._tokens = ask(self._tokens)
-                if self._changed is not None:
-                    self._changed(self._tokens)
-            return self._tokens
+from penstock.syncs.tokens import LocalTokens, OAuthTokens, TokenKeeper, no_token
 
 
 class HeaderSigner:
@@ -136,7 +83,7 @@ class OAuthSigner:
     def sign(self, request: requests.PreparedRequest, send: Send) -> None:
         """Add the token."""
         tokens = self._tokens or self._keeper.load()
-        if tokens is None or tokens.expires_at - _EARLY <= time.time():
+        if tokens is None or tokens.is_ending:
             tokens = self._keeper.renew(tokens, lambda kept: self._asked(kept, send))
         self._tokens = tokens
         request.headers["Authorization"] = f"Bearer {tokens.access_token}"
@@ -164,13 +111,7 @@ class OAuthSigner:
         try:
             answer = _TokenAnswer.read(send(request).content)
         except SyncError as error:
-            if error.code not in {"refused", "forbidden"}:
-                raise
-            raise SyncError(
-                "unauthorized",
-                f"The server gives no token. {error.message}",
-                remedy="Log in again, and give the credential what it gets.",
-            ) from None
+            raise no_token(error) from None
         seconds = answer.expires_in or settings.default_token_expiration
         return OAuthTokens(
             answer.access_token, time.time() + seconds, answer.refresh_token or refresh

@@ -17,8 +17,8 @@ import psycopg
 
 from penstock.core import queries
 from penstock.core.errors import StoreError
-from penstock.syncs.auth import OAuthTokens
 from penstock.syncs.errors import SyncError
+from penstock.syncs.tokens import OAuthTokens
 
 KEY_VARIABLE: Final = "PENSTOCK_SECRET_KEY"
 KEY_FILE: Final = "secret.key"
@@ -110,7 +110,7 @@ def origin_of(properties: Mapping[str, str]) -> str:
 
 
 class StoredTokens:
-    """Keeps the tokens of one credential in the store: see `auth.TokenKeeper`.
+    """Keeps the tokens of one credential in the store: see `tokens.TokenKeeper`.
 
     Args:
         connect: Lends a connection, in autocommit mode.

@@ -29,6 +29,7 @@ from penstock.syncs.rate_headers import rate_limit, retry_after
 from penstock.syncs.records.sweep import Sweeps
 from penstock.syncs.records.writer import RecordWriter
 from penstock.syncs.session import ApiSession
+from penstock.syncs.tokens import LazyTokens
 
 _WRITERS: Final = 4
 """So many connections to the records table a lane has at most."""
@@ -41,7 +42,7 @@ _TOO_MANY: Final = 429
 class JobClient:
     """What a job's connector and session are made of; it has secrets.
 
-    `key` opens the tokens that are kept, or is why there is none.
+    `key` opens the tokens that are kept for `tokens_of`, or is why there is none.
     """
 
     credential: str
@@ -102,14 +103,7 @@ class _Tools:
         self.connector: Connector = connector_of(
             client.provider, client.settings, client.properties
         )
-        keeper = None
-        if client.tokens_of:
-            if isinstance(client.key, SyncError):
-                raise client.key
-            own = partial(own_connection, lane.store.url)
-            keeper = StoredTokens(
-                lane.store.connection, own, client.key, client.credential, client.tokens_of
-            )
+        keeper = LazyTokens(partial(_keeper, lane.store, client))
         self.session: ApiSession = session_of(
             self.connector.access, self.budget, keeper, sleep=self._sleep
         )
@@ -126,6 +120,13 @@ class _Tools:
 
     def _sleep(self, seconds: float) -> None:
         self.budget.control.sleep(seconds)
+
+
+def _keeper(store: Store, client: JobClient) -> StoredTokens:
+    if isinstance(client.key, SyncError):
+        raise client.key
+    own = partial(own_connection, store.url)
+    return StoredTokens(store.connection, own, client.key, client.credential, client.tokens_of)
 
 
 class JobLane:

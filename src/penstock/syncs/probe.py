@@ -9,20 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.api_logins import ClientCredentials, RefreshToken
 from penstock.config.providers import ProviderSettings
 from penstock.config.syncs import Credential
 from penstock.core.text import nearest
 from penstock.streams.connection import own_connection
 from penstock.streams.errors import embedded_log
 from penstock.streams.store import Store
-from penstock.syncs.auth import TokenKeeper
 from penstock.syncs.connectors.contract import Collection, Connector, Kind, Page, Session
 from penstock.syncs.connectors.make import connector_of, session_of
 from penstock.syncs.credentials import StoredTokens, origin_of, secret_key
 from penstock.syncs.errors import SyncError
 from penstock.syncs.local_budget import LocalBudget
 from penstock.syncs.session import ATTEMPTS
+from penstock.syncs.tokens import LazyTokens, TokenKeeper
 
 CHECK_ATTEMPTS: Final = 2
 """How often a check asks an API that does not answer: somebody waits for it."""
@@ -45,8 +44,7 @@ def opened(
     connector = connector_of(provider, settings, properties)
     of, access = connector.defaults, connector.access
     budget = LocalBudget(of.allowed_requests, of.interval, of.max_concurrent_requests)
-    has_tokens = isinstance(access.auth, ClientCredentials | RefreshToken)
-    keeps = keeper() if keeper is not None and has_tokens else None
+    keeps = None if keeper is None else LazyTokens(keeper)
     with contextlib.closing(session_of(access, budget, keeps, attempts=attempts)) as session:
         yield connector, session
 

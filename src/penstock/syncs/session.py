@@ -17,6 +17,7 @@ from penstock.syncs.errors import SyncError
 from penstock.syncs.masking import without_secrets
 from penstock.syncs.rate_headers import http_date, rate_limit, retry_after
 from penstock.syncs.responses import broken, error_of, is_throttled, status_of
+from penstock.syncs.tokens import LocalTokens, TokenKeeper
 from penstock.syncs.transport import PublicAdapter, origin_of
 
 ATTEMPTS: Final = 5
@@ -85,6 +86,7 @@ class ApiSession:
         allow_private: Whether addresses of private networks may be called.
         secrets: What must not be shown, beside the signer's.
         sleep: Waits; a run that ends has it raise.
+        tokens: Keeps the tokens of connectors that sign in by themselves.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class ApiSession:
         sleep: Callable[[float], object] = time.sleep,
         attempts: int = ATTEMPTS,
         timeouts: tuple[float, float] = TIMEOUTS,
+        tokens: TokenKeeper | None = None,
     ) -> None:
         self._budget: Final = budget
         self._signer: Final = signer
@@ -106,6 +109,7 @@ class ApiSession:
         self._sleep: Final = sleep
         self._attempts: Final = attempts
         self._timeouts: Final = timeouts
+        self._tokens: Final[TokenKeeper] = LocalTokens() if tokens is None else tokens
         self._skew = timedelta()
         self._http: Final = _Http(self)
         adapter = HTTPAdapter() if allow_private else PublicAdapter()
@@ -116,6 +120,11 @@ class ApiSession:
     def http(self) -> requests.Session:
         """The same as a session of requests."""
         return self._http
+
+    @property
+    def tokens(self) -> TokenKeeper:
+        """What keeps the tokens of a connector that signs in by itself."""
+        return self._tokens
 
     @property
     def now(self) -> datetime:

@@ -7,12 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.config.providers import (
-    ProviderSettings,
-    PythonProvider,
-    RateDefaults,
-    RestProvider,
-)
+from penstock.config.providers import ProviderSettings, RateDefaults
 from penstock.config.settings import Config
 from penstock.syncs.connectors.make import ready_settings
 from penstock.syncs.credentials import SecretKey, origin_of
@@ -44,11 +39,7 @@ def setup_of(config: Config, key: SecretKey | SyncError, paused: frozenset[str])
         settings = config.providers.get(sync.provider)
         properties = {k: v.get_secret_value() for k, v in credential.properties.items()}
         given = origin_of(properties)
-        is_oauth = _auth_type(sync.provider, settings).startswith("oauth2")
-        clients[id_] = JobClient(
-            sync.credential, sync.provider, settings, properties, key,
-            given if is_oauth else "",
-        )  # fmt: skip
+        clients[id_] = JobClient(sync.credential, sync.provider, settings, properties, key, given)
         limit = None
         if (rate := sync.rate_limit) is not None:
             limit = _limit(rate.allowed_requests, rate.interval.total_seconds(),
@@ -89,12 +80,6 @@ def _defaults(provider: str, settings: ProviderSettings | None) -> Limit:
     return _limit(
         rate.allowed_requests, rate.interval.total_seconds(), rate.max_concurrent_requests
     )
-
-
-def _auth_type(provider: str, settings: ProviderSettings | None) -> str:
-    found = settings or ready_settings(provider)
-    auth = found.auth if isinstance(found, RestProvider | PythonProvider) else None
-    return "" if auth is None else auth.type
 
 
 @functools.lru_cache(maxsize=4096)

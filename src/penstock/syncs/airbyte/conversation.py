@@ -16,6 +16,7 @@ from penstock.syncs.connectors.contract import Session
 from penstock.syncs.errors import SyncError
 from penstock.syncs.masking import without_secrets
 from penstock.syncs.session import ATTEMPTS, PATIENCE
+from penstock.syncs.tokens import OAuthTokens, no_token
 
 _QUERY: Final = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
 _REMEDY: Final = (
@@ -71,12 +72,9 @@ class Conversation:
             said = process.receive()
             match said.do:
                 case "send" | "wait":
-                    try:
-                        answer = self._sent(said) if said.do == "send" else self._slept(said)
-                    except BaseException as error:  # the run may end in it, too
-                        self._stop(process)
-                        raise _Given(error) from None
-                    process.send(answer)
+                    process.send(self._done(process, said))
+                case "tokens":
+                    process.send(self._tokens(process, said))
                 case "page":
                     yield said
                     process.send({})
@@ -89,10 +87,44 @@ class Conversation:
                 case _:
                     raise _Given(self._failed(said))
 
+    def _done(self, process: Process, said: Said) -> dict[str, Any]:
+        try:
+            return self._sent(said) if said.do == "send" else self._slept(said)
+        except BaseException as error:  # the run may end in it, too
+            self._stop(process)
+            raise _Given(error) from None
+
+    def _tokens(self, process: Process, said: Said) -> dict[str, Any]:
+        """Return the tokens that are kept, or those that the process gets now, in its turn."""
+        try:
+            keeper = self._with_session().tokens
+            kept = keeper.load()
+            if kept is None or kept.access_token == said.access or kept.is_ending:
+                kept = keeper.renew(kept, lambda known: self._renewed(process, known))
+        except _Given:
+            raise
+        except BaseException as error:  # as above
+            self._stop(process)
+            raise _Given(error) from None
+        self._secrets.extend((kept.access_token, kept.refresh_token))
+        return {
+            "access": kept.access_token,
+            "refresh": kept.refresh_token,
+            "ends": kept.expires_at,
+        }
+
+    def _renewed(self, process: Process, kept: OAuthTokens | None) -> OAuthTokens:
+        process.send({"refresh_with": "" if kept is None else kept.refresh_token})
+        while (said := process.receive()).do in ("send", "wait"):
+            process.send(self._done(process, said))
+        if said.do != "renewed":
+            raise _Given(self._failed(said))
+        return OAuthTokens(said.access, said.ends, said.refresh)
+
     def _stop(self, process: Process) -> None:
         """Have the process give its order up, so that it can take another."""
         process.send({"stop": True})
-        while process.receive(30.0).do in ("send", "wait", "page"):
+        while process.receive(30.0).do in ("send", "wait", "page", "tokens", "renewed"):
             process.send({"stop": True})
 
     def refuse_ignored(self) -> None:
@@ -104,11 +136,14 @@ class Conversation:
                 remedy="Let the manifest fail there, or set `deletes: {type: none}`.",
             )
 
-    def _sent(self, said: Said) -> dict[str, Any]:
-        session = self._session
-        if session is None:
+    def _with_session(self) -> Session:
+        if self._session is None:
             self.needs_session = True
             raise SyncError("connector", "The API must be asked for that.")
+        return self._session
+
+    def _sent(self, said: Said) -> dict[str, Any]:
+        session = self._with_session()
         login = {name.lower(): value for name, value in said.headers.items()}.get("authorization")
         if login and not {login, login.rpartition(" ")[2]} <= set(self._secrets):
             self._secrets.extend((login, login.rpartition(" ")[2]))
@@ -167,7 +202,7 @@ class Conversation:
     def _failed(self, said: Said) -> SyncError:
         """Return why an order failed: what the API has answered, or what the manifest's code reports."""
         if self._failure is not None:
-            return self._failure
+            return no_token(self._failure) if said.do == "no_token" else self._failure
         text = self._shown(said.text)
         return SyncError("connector", f"The manifest can't be run: {text}.", remedy=_REMEDY)
 

@@ -49,6 +49,9 @@ class Said(msgspec.Struct):
     newest: str | int | float | None = None
     cursor: dict[str, Any] | None = None
     streams: list[tuple[str, list[str], str | None]] = []
+    access: str = ""
+    refresh: str = ""
+    ends: float = 0.0
     text: str = ""
     code: str = ""
     remedy: str = ""

@@ -116,4 +116,6 @@ def _name_of(slice_: Any) -> str:
 def words(error: BaseException) -> str:
     """Return the text of an error, on one line."""
     text = getattr(error, "message", None) or str(error) or type(error).__name__
+    if isinstance(error, KeyError):
+        text = f"there is no {text}"
     return _BLANKS.sub(" ", str(text))[:600]

@@ -8,17 +8,21 @@ Names of airbyte-cdk that begin with `_` are used here alone; the lock pins its 
 """
 
 import base64
+import functools
 import importlib.util
 import io
 import json
 import os
 import pathlib
+import pickle
 import queue
 import socket
 import sys
 import threading
 import time
+import traceback
 import types
+from collections.abc import Iterator
 from email.message import Message
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -26,15 +30,22 @@ _OUT: Final = os.fdopen(os.dup(1), "wb", buffering=0)
 os.dup2(2, 1)  # what the manifest's code prints is no message
 
 
+def _beside(name: str) -> types.ModuleType:
+    """Return another part of this program: nothing of Penstock's packages is on the path."""
+    spec = importlib.util.spec_from_file_location(
+        name, pathlib.Path(__file__).with_name(f"{name}.py")
+    )
+    assert spec is not None  # noqa: S101 - the file is there
+    assert spec.loader is not None  # noqa: S101 - as above
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 if TYPE_CHECKING:
     from penstock.syncs.airbyte.stream_reader import StreamReader, words
-else:  # nothing of Penstock's packages is on the path
-    _beside = importlib.util.spec_from_file_location(
-        "stream_reader",
-        pathlib.Path(__file__).with_name("stream_reader.py"),
-    )
-    _found = importlib.util.module_from_spec(_beside)
-    _beside.loader.exec_module(_found)
+else:
+    _found = _beside("stream_reader")
     StreamReader, words = _found.StreamReader, _found.words
 
 
@@ -107,18 +118,27 @@ from airbyte_cdk.models import (  # noqa: E402 - as above
     Status,
     StreamDescriptor,
 )
-from airbyte_cdk.sources.declarative.concurrent_declarative_source import (  # noqa: E402 - as above
-    ConcurrentDeclarativeSource,
+from airbyte_cdk.sources.declarative import (  # noqa: E402 - as above
+    concurrent_declarative_source as sources,
 )
+from airbyte_cdk.sources.declarative.decoders import JsonDecoder  # noqa: E402 - as above
 from airbyte_cdk.sources.declarative.parsers.model_to_component_factory import (  # noqa: E402 - as above
     ModelToComponentFactory,
 )
+from airbyte_cdk.sources.declarative.schema import JsonFileSchemaLoader  # noqa: E402 - as above
 from airbyte_cdk.sources.streams.call_rate import LimiterSession  # noqa: E402 - as above
 from airbyte_cdk.sources.streams.http import HttpClient  # noqa: E402 - as above
-from jsonschema import validators  # noqa: E402 - as above
+from jsonschema import ValidationError, validators  # noqa: E402 - as above
 from urllib3.response import HTTPResponse  # noqa: E402 - as above
 
+if TYPE_CHECKING:
+    from penstock.syncs.airbyte import logins
+else:
+    logins = _beside("logins")
+
 _DECODED: Final = ("content-encoding", "content-length", "transfer-encoding")
+_UNAUTHORIZED: Final = 401
+_MOST_MANIFESTS: Final = 16
 
 
 _reader: StreamReader | None = None
@@ -133,13 +153,13 @@ def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> 
     body = request.body
     if body is not None and not isinstance(body, str | bytes):
         body = body.read() if hasattr(body, "read") else b"".join(body)
-    answer = CHANNEL.ask(
-        "send",
-        method=request.method,
-        url=request.url,
-        headers=dict(request.headers),
-        body=None if body is None else _b64(body.encode() if isinstance(body, str) else body),
-    )
+    sent = None if body is None else _b64(body.encode() if isinstance(body, str) else body)
+    answer = _answer(request, sent)
+    if answer.get("status") == _UNAUTHORIZED and (
+        login := logins.another(request.headers.get("Authorization", ""))
+    ):
+        request.headers["Authorization"] = login
+        answer = _answer(request, sent)
     if "failed" in answer:
         raise requests.exceptions.ConnectionError(answer["failed"], request=request)
     headers = Message()
@@ -161,6 +181,18 @@ def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> 
     return requests.adapters.HTTPAdapter.build_response(_self, request, raw)
 
 
+def _answer(request: requests.PreparedRequest, body: str | None) -> dict[str, Any]:
+    return CHANNEL.ask(
+        "send", method=request.method, url=request.url, headers=dict(request.headers), body=body
+    )
+
+
+def _ask(do: str, **fields: Any) -> dict[str, Any]:
+    if _reader is not None:
+        _reader.flush()
+    return CHANNEL.ask(do, **fields)
+
+
 def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
@@ -174,7 +206,19 @@ def _uncached(self: Any) -> Any:
     return LimiterSession(api_budget=self._api_budget)
 
 
+def _no_schema(_self: Any) -> dict[str, Any]:
+    # It is a file of the connector's package. Objects stay as the API has them without it; what
+    # components ask for may depend on it.
+    if _is_of_components(sys._getframe(1)):
+        raise OSError("a schema is read that is a file of the connector's package, and is not here")
+    return {"type": "object", "properties": {}}
+
+
 _components: types.ModuleType | None = None
+
+
+def _is_of_components(frame: types.FrameType) -> bool:
+    return _components is not None and frame.f_code.co_filename == _components.__file__
 
 
 def _own_class(name: str) -> Any:
@@ -191,7 +235,57 @@ requests.adapters.HTTPAdapter.send = _transmit  # type: ignore[method-assign,ass
 socket.socket.connect = _no_connection  # type: ignore[method-assign]  # as above
 socket.socket.connect_ex = _no_connection  # type: ignore[method-assign]  # as above
 HttpClient._request_session = _uncached
+JsonFileSchemaLoader.get_json_schema = _no_schema
+# Components of the catalogue have one as a dataclass's default, which Python allows for these alone.
+JsonDecoder.__hash__ = object.__hash__  # type: ignore[method-assign,unused-ignore]  # as above
+logins.install(_ask)
 ModelToComponentFactory._get_class_from_fully_qualified_class_name = staticmethod(_own_class)
+
+
+sources.get_declarative_component_schema = functools.cache(sources.get_declarative_component_schema)
+
+
+class _Source(sources.ConcurrentDeclarativeSource):  # type: ignore[misc,unused-ignore]  # as above
+    """A source whose manifest is resolved and validated once: a large one takes seconds of CPU."""
+
+    _kept: Final[dict[str, tuple[bytes, list[Any]]]] = {}
+
+    def __init__(self, text: str, config: dict[str, Any], state: list[Any] | None) -> None:
+        self._text = text
+        if text in self._kept:
+            pickled, self._updaters = self._kept[text]
+            manifest = pickle.loads(pickled)  # noqa: S301 - it is from here
+        else:
+            manifest = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
+            self._updaters = list(_values(manifest, "refresh_token_updater"))
+        logins.begin(self._updaters, config)
+        super().__init__(config=config, catalog=None, state=state, source_config=manifest)
+
+    def _pre_process_manifest(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        if self._text in self._kept:
+            return manifest
+        resolved: dict[str, Any] = super()._pre_process_manifest(manifest)
+        return resolved
+
+    def _validate_source(self) -> None:
+        if self._text in self._kept:
+            return
+        super()._validate_source()
+        if len(self._kept) >= _MOST_MANIFESTS:
+            self._kept.clear()
+        self._kept[self._text] = pickle.dumps(self._source_config), self._updaters
+
+    def stream(self, name: str) -> Any:
+        """Return a stream by its name; those that the API names are asked for only where it is one."""
+        found = self._streams_by_name([name]) or self.streams(config=self._config)
+        streams = {each.name: each for each in found}
+        if name not in streams:
+            raise _RefusedError(
+                "not_found",
+                f"The manifest has no stream {name!r}; it has: {', '.join(sorted(streams))}.",
+                "Correct the sync's collections.",
+            )
+        return streams[name]
 
 
 class _RefusedError(Exception):
@@ -203,7 +297,7 @@ class _RefusedError(Exception):
         self.remedy = remedy
 
 
-def _source(order: dict[str, Any], state: list[Any] | None = None) -> Any:
+def _source(order: dict[str, Any], state: list[Any] | None = None) -> _Source:
     global _components
     _components = None
     if order["components"] is not None:
@@ -212,20 +306,34 @@ def _source(order: dict[str, Any], state: list[Any] | None = None) -> Any:
             _components
         )
         code, file = order["components"]
+        _components.__file__ = file
         exec(compile(code, file, "exec"), _components.__dict__)  # noqa: S102 - the user's own
-    manifest = yaml.load(order["manifest"], getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
     config = order["config"]
-    source = ConcurrentDeclarativeSource(
-        config=config, catalog=None, state=state, source_config=manifest, migrate_manifest=True
-    )
-    if _has(source.resolved_manifest, "refresh_token_updater"):
-        raise _RefusedError(
-            "connector",
-            "The manifest's login replaces its refresh token each time, and Penstock can't keep that.",
-            "Use a login that lasts, such as client credentials or a token, where the API has one.",
-        )
+    try:
+        source = _Source(order["manifest"], config, state)
+    except ValidationError as error:
+        if not isinstance(error.__cause__, ValidationError):
+            raise
+        reason = _innermost(error.__cause__)
+        where = ".".join(map(str, reason.absolute_path))
+        raise ValueError(f"{where}: {words(reason)}") from None
     _check_config(source, config)
     return source
+
+
+def _innermost(error: ValidationError) -> ValidationError:
+    """Return what is wrong with a component of the type that it names, not with all that it could be."""
+    while error.context:
+        forms: dict[Any, list[ValidationError]] = {}
+        for each in error.context:
+            forms.setdefault(each.relative_schema_path[0], []).append(each)
+        meant = [
+            form for form in forms.values() if all(list(e.relative_path) != ["type"] for e in form)
+        ]
+        if not meant:
+            break
+        error = max((e for form in meant for e in form), key=lambda e: len(e.absolute_path))
+    return error
 
 
 def _check_config(source: Any, config: dict[str, Any]) -> None:
@@ -244,21 +352,15 @@ def _check_config(source: Any, config: dict[str, Any]) -> None:
         )
 
 
-def _has(value: Any, key: str) -> bool:
+def _values(value: Any, key: str) -> Iterator[Any]:
+    """Yield what stands under a key, however deep that is."""
     if isinstance(value, dict):
-        return key in value or any(_has(each, key) for each in value.values())
-    return isinstance(value, list) and any(_has(each, key) for each in value)
-
-
-def _stream(source: Any, name: str) -> Any:
-    streams = {each.name: each for each in source.streams(config=source._config)}
-    if name not in streams:
-        raise _RefusedError(
-            "not_found",
-            f"The manifest has no stream {name!r}; it has: {', '.join(sorted(streams))}.",
-            "Correct the sync's collections.",
-        )
-    return streams[name]
+        if key in value:
+            yield value[key]
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _values(each, key)
 
 
 def _discover(order: dict[str, Any]) -> dict[str, Any]:
@@ -288,7 +390,7 @@ def _read(order: dict[str, Any]) -> dict[str, Any]:
         blob = AirbyteStateBlob({order["cursor_field"]: since})
         of = AirbyteStreamState(StreamDescriptor(name=name), blob)
         state = [AirbyteStateMessage(type=AirbyteStateType.STREAM, stream=of)]
-    stream = _stream(_source(order, state), name)
+    stream = _source(order, state).stream(name)
     _reader = StreamReader(stream, order, lambda page: CHANNEL.ask("page", **page))
     try:
         return _reader.read()
@@ -304,8 +406,12 @@ def _whole(error: BaseException) -> str:
         text = words(at)
         if text not in texts:
             texts.append(text)
-        at = at.__cause__
-    return ": ".join(texts)
+        last, at = at, at.__cause__
+    found = ": ".join(texts)
+    lines = [
+        line for frame, line in traceback.walk_tb(last.__traceback__) if _is_of_components(frame)
+    ]
+    return f"{found} (line {lines[-1]} of the components)" if lines else found
 
 
 _ORDERS: Final = {"discover": _discover, "check": _check, "read": _read}
@@ -324,6 +430,8 @@ def main() -> None:
             CHANNEL.send("end", **result)
         except _StoppedError:
             CHANNEL.send("stopped")
+        except logins.NoTokenError as error:
+            CHANNEL.send("no_token", text=_whole(error.__cause__ or error))
         except _RefusedError as error:
             CHANNEL.send("refused", code=error.code, text=str(error), remedy=error.remedy)
         except Exception as error:  # whatever the manifest's code raises

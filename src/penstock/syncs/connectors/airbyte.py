@@ -7,6 +7,7 @@ what is complete is not read again.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,7 @@ _T = TypeVar("_T")
 _CURSOR: Final = "airbyte"
 _MOST_DONE: Final = 5_000
 """So many parts of a read are remembered at most; of more, the later ones are read again."""
+_TOKEN_PATH: Final = ("credentials", "refresh_token")
 _SECOND: Final = timedelta(seconds=1)
 _CHECK_ATTEMPTS: Final = 2
 _ISO: Final = CursorFormat("iso8601")
@@ -58,7 +60,7 @@ class AirbyteConnector:
     ) -> None:
         self._provider: Final = provider
         self._settings: Final = settings
-        self._properties: Final = properties
+        self._values: Final = {name: str(value) for name, value in properties.items()}
         self._known: dict[str, Collection] | None = None
 
     @property
@@ -69,8 +71,11 @@ class AirbyteConnector:
     @property
     def access(self) -> Access:
         """How the API is reached; the manifest signs in."""
-        secrets = tuple(str(value) for value in self._properties.values())
-        return Access(allow_private=self._settings.allow_private, secrets=secrets)
+        return Access(
+            allow_private=self._settings.allow_private,
+            secrets=tuple(self._values.values()),
+            rotates=bool(self._replaced),
+        )
 
     def collections(self, session: Session | None = None) -> Mapping[str, Collection]:
         """Return the manifest's streams; those that the API has to name only with a session."""
@@ -145,8 +150,7 @@ class AirbyteConnector:
 
     def _order(self, do: str, **fields: Any) -> dict[str, Any]:
         settings = self._settings
-        values = {name: str(value) for name, value in self._properties.items()}
-        own = {name: each for name, each in values.items() if not uses(settings.config, name)}
+        self._refuse_tokens()
         components = None
         if (file := settings.components) is not None:
             try:
@@ -157,15 +161,38 @@ class AirbyteConnector:
                     f"The components of {self._provider} can't be read: {error}.",
                     remedy="Put the file where Penstock and its executors run.",
                 ) from None
-        config = {**own, **filled(settings.config, values)}
-        manifest = settings.manifest.code
         return {
             "do": do,
-            "manifest": manifest,
+            "manifest": settings.manifest.code,
             "components": components,
-            "config": config,
+            "config": self._config,
             **fields,
         }
+
+    @functools.cached_property
+    def _config(self) -> Json:
+        config, values = self._settings.config, self._values
+        own = {name: each for name, each in values.items() if not uses(config, name)}
+        return {**own, **filled(config, values)}
+
+    @functools.cached_property
+    def _replaced(self) -> set[str]:
+        return _replaced(self._settings.manifest.code, self._config)
+
+    def _refuse_tokens(self) -> None:
+        if len(self._replaced) > 1:
+            raise SyncError(
+                "connector",
+                "Two logins of the manifest replace their refresh tokens, and a credential has one.",
+                remedy="Leave one of them in config.",
+            )
+        if not self._replaced <= set(self._values.values()):
+            raise SyncError(
+                "credential",
+                "The API replaces the refresh token that stands in config, and Penstock keeps the new"
+                " one with the credential.",
+                remedy="Make the token a property of the credential, and let config name it: {NAME}.",
+            )
 
     def _of(self, name: str, known: Mapping[str, _T]) -> _T:
         if name not in known:
@@ -260,6 +287,36 @@ def _at(record: Record, text: str | None) -> Record:
         return record
     at = time_of(_ISO.parse(text))
     return Record(record.upstream_id, record.data, record.created_at, at, record.deleted)
+
+
+@functools.lru_cache(maxsize=64)
+def _token_paths(manifest: str) -> frozenset[tuple[str, ...]]:
+    """Return where a manifest's logins that replace their refresh token have it in the configuration."""
+    if "refresh_token_updater" not in manifest:
+        return frozenset()
+    found = set()
+    stack: list[Any] = [manifest_of(manifest)]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, dict):
+            if isinstance(updater := each.get("refresh_token_updater"), dict):
+                found.add(tuple(updater.get("refresh_token_config_path", _TOKEN_PATH)))
+            stack.extend(each.values())
+        elif isinstance(each, list):
+            stack.extend(each)
+    return frozenset(found)
+
+
+def _replaced(manifest: str, config: Json) -> set[str]:
+    """Return the refresh tokens of a configuration that the API replaces."""
+    found = set()
+    for path in _token_paths(manifest):
+        value: Any = config
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, str) and value:
+            found.add(value)
+    return found
 
 
 def loaded(settings: AirbyteProvider) -> str:

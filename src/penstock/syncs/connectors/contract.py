@@ -19,6 +19,7 @@ import requests
 from penstock.config.api_logins import Auth
 from penstock.config.providers import RateDefaults
 from penstock.syncs.errors import SyncError
+from penstock.syncs.tokens import TokenKeeper
 
 Json = dict[str, Any]
 """A small JSON object: a cursor, a slice or a resume token."""
@@ -148,13 +149,15 @@ class Defaults:
 class Access:
     """How a session reaches a provider; its settings have the credential's properties already.
 
-    `origin` is the URL that alone gets the login; None: no login.
+    `origin` is the URL that alone gets the login; None: no login. `rotates`: the login replaces its
+    own refresh token.
     """
 
     origin: str | None = None
     auth: Auth | None = None
     allow_private: bool = False
     secrets: tuple[str, ...] = ()
+    rotates: bool = False
 
 
 class Session(Protocol):
@@ -188,6 +191,10 @@ class Session(Protocol):
     @property
     def http(self) -> requests.Session:
         """The same as a session of requests, for libraries that take one: each of its requests obeys."""
+
+    @property
+    def tokens(self) -> TokenKeeper:
+        """What keeps the credential's tokens of OAuth, for those who sign in by themselves."""
 
     @property
     def now(self) -> datetime:

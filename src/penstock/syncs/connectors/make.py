@@ -18,12 +18,13 @@ from penstock.config.providers import (
     PythonProvider,
     RestProvider,
 )
-from penstock.syncs.auth import TokenKeeper, signer_of
+from penstock.syncs.auth import signer_of
 from penstock.syncs.connectors.airbyte import AirbyteConnector
 from penstock.syncs.connectors.contract import Access, Connector
 from penstock.syncs.connectors.rest import RestConnector
 from penstock.syncs.errors import SyncError
 from penstock.syncs.session import ATTEMPTS, ApiSession, Budget
+from penstock.syncs.tokens import TokenKeeper
 
 _OWN_CLASSES: Final = {
     "stripe": "StripeConnector",
@@ -94,4 +95,5 @@ def session_of(
         secrets=access.secrets,
         sleep=sleep,
         attempts=attempts,
+        tokens=keeper,
     )
