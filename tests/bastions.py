@@ -72,8 +72,9 @@ class SshServer:
     async def _kill(self) -> None:
         if self._listener is not None:
             self._listener.close()
-            await self._listener.wait_closed()
         self.cut()
+        if self._listener is not None:
+            await self._listener.wait_closed()  # since Python 3.12 for its connections, too
 
     def cut(self) -> None:
         for connection in list(self._connections):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.core.tls import verifying_context
 from penstock.embedded.handles import Database, JetStream
 from penstock.embedded.nats import EmbeddedNats
 
@@ -105,7 +105,7 @@ def by_credentials(made: Logins) -> None:
 def by_tls(made: Logins) -> None:
     ca, cert, key = make_certificates(made.folder / "tls")
     made.secrets |= set(key.read_text().splitlines()[1:-1])
-    trusted = ssl.create_default_context(cafile=str(ca))
+    trusted = verifying_context(ca)
     trusted.load_cert_chain(cert, key)
     url = made.server(
         "tls",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from tests.waits import await_true
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.errors import SinkError
 from penstock.core.message import SUBJECT_FIELD
+from penstock.core.tls import verifying_context
 from penstock.embedded.handles import JetStream, Msg
 from penstock.embedded.nats import EmbeddedNats
 from penstock.sinks.nats.check import inspect
@@ -469,7 +469,7 @@ def test_publishing_over_tls(server_dir: Path, stream: str) -> None:
     ca, cert, key = make_certificates(server_dir / "certificates2")
     config = f'tls {{ cert_file: "{cert}", key_file: "{key}" }}'
     with EmbeddedNats(server_dir / "tls2", config) as server:
-        context = ssl.create_default_context(cafile=str(ca))
+        context = verifying_context(ca)
         with JetStream(server.url, tls=context, tls_hostname="127.0.0.1") as nats:
             nats.add_stream(stream, SUBJECTS)
             sink = NatsSinkConfig(url=server.url, tls_ca_cert=ca)

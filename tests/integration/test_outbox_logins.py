@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import ssl
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from tests.waits import await_true
 
 from penstock.config.nats import NatsSinkConfig
 from penstock.core.errors import PipelineError, SinkError
+from penstock.core.tls import verifying_context
 from penstock.embedded.handles import JetStream
 from penstock.embedded.nats import EmbeddedNats
 from penstock.outbox.settings import OutboxSinkSettings, read
@@ -248,7 +248,7 @@ def test_the_troubleshooting_page_has_each_error(
 
 def tls_server(start: Callable[..., Server], folder: Path, rest: str = "", **more: Any) -> Server:
     ca, cert, key = make_certificates(folder / f"tls{uuid.uuid4().hex[:8]}")
-    trusted = ssl.create_default_context(cafile=str(ca))
+    trusted = verifying_context(ca)
     trusted.load_cert_chain(cert, key)
     return start(
         f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{ca}" {rest} }}\n'

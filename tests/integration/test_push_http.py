@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.push_help import HANG, OK, Behaviour, Receiver, Request, answer, receiver
 
+from penstock.core.tls import verifying_context
 from penstock.push import http
 from penstock.push.errors import EndpointError
 from penstock.push.http import Endpoint, EndpointAnswer
@@ -356,7 +357,7 @@ def test_tls_is_verified_for_the_name(
     host: str, trusted: bool, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Names(monkeypatch, ["127.0.0.1"])
-    client = ssl.create_default_context(cafile=str(certificate.with_suffix(".crt")))
+    client = verifying_context(certificate.with_suffix(".crt"))
     monkeypatch.setattr(http, "_tls", lambda *_: client)
     asked: list[str | None] = []
 

@@ -66,7 +66,7 @@ class Forwarder:
         self._last: collections.deque[str] = collections.deque(maxlen=_LAST)
         self._held: list[str] | None = []
         self._passing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="spark-stderr", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def close(self) -> None:
         """Close this process's own end, once others have it."""
@@ -74,6 +74,8 @@ class Forwarder:
 
     def follow(self) -> None:
         """Begin to read."""
+        # Made here: Python 3.13.0 starts no thread that is of before a fork.
+        self._thread = threading.Thread(target=self._run, name="spark-stderr", daemon=True)
         self._thread.start()
 
     def started(self) -> None:
@@ -85,7 +87,8 @@ class Forwarder:
 
     def last(self, seconds: float = 0.0) -> list[str]:
         """Return the newest lines; those that come within `seconds`, if the processes end by then."""
-        self._thread.join(seconds)
+        if self._thread is not None:
+            self._thread.join(seconds)
         return list(self._last)
 
     def _run(self) -> None:

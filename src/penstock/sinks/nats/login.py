@@ -14,6 +14,7 @@ import nkeys
 from penstock.config.nats import NatsServer, NatsSinkConfig
 from penstock.config.nats_login import NatsLogin
 from penstock.core.errors import SinkError
+from penstock.core.tls import verifying_context
 from penstock.sinks.nats.errors import tls_error
 
 _JWT: Final = re.compile(r"-+BEGIN NATS USER JWT-+\s*(\S+)")
@@ -68,7 +69,7 @@ def secure(
 def tls_context(config: NatsSinkConfig) -> ssl.SSLContext:
     """Return a TLS context that verifies the server; raises `SinkError` for unusable files."""
     try:
-        context = ssl.create_default_context(cafile=config.tls_ca_cert)
+        context = verifying_context(config.tls_ca_cert)
         if config.tls_cert:
             context.load_cert_chain(config.tls_cert, config.tls_key)
     except OSError as error:
