@@ -33,7 +33,7 @@ FAULTS = [
 
 
 def test_nothing_is_lost_twice_or_out_of_order_whatever_is_killed() -> None:
-    outcome = Session(duration=60, seed=20, faults=FAULTS, rate=100).run()
+    outcome = Session(duration=60, seed=20, faults=FAULTS).run()
     assert outcome.passed, f"{outcome.verdict.examples}\n{outcome.log_tail}"
     assert set(outcome.recoveries) == set(FAULTS)
     assert outcome.verdict.committed == outcome.verdict.delivered > 1000

@@ -88,7 +88,7 @@ class Writer(threading.Thread):
             count += len(rows)
         connection.commit()
         self.written += count
-        self._stopping.wait(count / 60)
+        self._stopping.wait(count / 150)
         while self.written > len(self._ledger.acked) + 500 and not self._stopping.wait(0.05):
             pass
 
@@ -233,7 +233,7 @@ class World:
         found: dict[str, Any] = self.pipeline.status()["sinks"]["items"]
         return found
 
-    def go_on(self, messages: int = 60) -> None:
+    def go_on(self, messages: int = 150) -> None:
         """Wait until so many more messages are acked."""
         target = len(self.ledger.acked) + messages
         self._wait(lambda: len(self.ledger.acked) >= target, f"acking {messages} more")

@@ -24,7 +24,7 @@ from ..waits import await_end
 # A stream for each way in which messages of one group go at once, and one that a table goes to.
 LINKED, BATCHES, TABLE = STREAMS = ("LINKED", "BATCHES", "TABLE")
 WINDOW_SECONDS = 600
-RATE = 50  # messages a second of each publisher, and as many rows
+RATE = 150  # messages a second of each publisher, and as many rows
 CONFIG = """\
 sources:
   app: {type: outbox, url: "${APP_URL}"}
