@@ -22,7 +22,7 @@ TOOLS = ("bash", "sh", "setsid", "chmod", "ls", "env", "ps", "locale", "getconf"
 
 
 def built(folder: Path) -> Path:
-    """Make a wheel of the pyspark that is installed here, in a folder: half a minute's CPU built it."""
+    """Make a wheel of the pyspark that is installed here: to build it from its source takes long."""
     spark, place = distribution("pyspark"), folder / "built"
     place.mkdir()
     with ZipFile(place / f"pyspark-{spark.version}-py3-none-any.whl", "w") as wheel:

@@ -106,14 +106,18 @@ def _rebuild(
 
 
 class ConfigError(PenstockError):
-    """A configuration that cannot be used: `mistakes`, and in `problems` a line of text for each."""
+    """A configuration that cannot be used, for `mistakes`."""
 
     exit_code = 2
 
     def __init__(self, mistakes: Sequence[str | Mistake]) -> None:
         self.mistakes = list(mistakes)
-        self.problems = list(map(str, mistakes))
         super().__init__("invalid_config", "\n".join(self.problems))
+
+    @property
+    def problems(self) -> list[str]:
+        """A line of text for each mistake."""
+        return list(map(str, self.mistakes))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.mistakes,)

@@ -72,7 +72,8 @@ def _shared(config: Config) -> Iterator[tuple[Mistake, str]]:
         sinks, consumers = config.sinks_of(source), config.nats_consumers_of(source)
         several = len(sinks) + len(consumers) > 1
         for finding in shared_streams(source, sinks, consumers) if several else ():
-            if finding.level == "error" and finding.mistake is not None:
+            if finding.level == "error":
+                assert finding.mistake is not None  # noqa: S101 - each of these findings has it
                 yield finding.mistake, finding.fix
 
 

@@ -54,8 +54,8 @@ class SyncLane(InputPartition):
 def work(partition: SyncLane) -> Iterator[pa.RecordBatch]:
     """Run the jobs that a lane is given until its end; yield how many these were."""
     logging.configure()
-    # A page is written in a thread beside the one that parses the next: each answer of Postgres would
-    # wait for that for the 5 ms that are Python's default.
+    # One thread writes a page while another parses the next one. By default a thread keeps the
+    # interpreter for 5 ms: so long each answer of Postgres would wait.
     sys.setswitchinterval(0.0005)
     hello = ["read", partition.batch, partition.number, secrets.randbits(63)]
     jobs = 0

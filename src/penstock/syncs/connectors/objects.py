@@ -29,42 +29,34 @@ class Fields:
             rename=dict(zip(fields, tops, strict=True)),
         )
         self._decode: Final = msgspec.json.Decoder(struct).decode
-        inner: dict[str, list[int]] = {}
-        for i, path in enumerate(self._paths):
-            inner.setdefault(path[0], []).append(i)
-        self._plan: Final[list[tuple[str, list[int], list[int], Fields | None]]] = []
-        for field, top in zip(fields, tops, strict=True):
-            own = [i for i in inner[top] if len(self._paths[i]) == 1]
-            below = [i for i in inner[top] if len(self._paths[i]) > 1]
-            fields_below = [".".join(self._paths[i][1:]) for i in below]
-            self._plan.append((field, own, below, Fields(fields_below) if below else None))
-        self._flat: Final = all(len(path) == 1 for path in self._paths)
         self._places: Final = [tops.index(path[0]) for path in self._paths]
+        below: dict[int, list[int]] = {}
+        for i, (place, path) in enumerate(zip(self._places, self._paths, strict=True)):
+            if len(path) > 1:
+                below.setdefault(place, []).append(i)
+        self._below: Final = [
+            (place, of, Fields([".".join(self._paths[i][1:]) for i in of]))
+            for place, of in below.items()
+        ]
 
     def read(self, data: bytes | msgspec.Raw) -> list[bytes]:
         """Return the JSON of each field, empty where it is missing or null.
 
         Raises `ValueError` where `data` is no object.
         """
-        found = [_ABSENT] * len(self._paths)
         if not self._paths:
-            return found
+            return []
         try:
             struct = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ValueError(str(error)) from None
-        if self._flat:  # a third of the price
-            members = [_ABSENT if raw == _NULL else raw for raw in map(bytes, astuple(struct))]
-            return [members[place] for place in self._places]
-        for field, own, below, inner in self._plan:
-            raw = bytes(getattr(struct, field))
-            if raw == _NULL:
-                continue
-            for i in own:
-                found[i] = raw
-            if inner is not None and raw.startswith(b"{"):
-                for i, value in zip(below, inner.read(raw), strict=True):
-                    found[i] = value
+        members = [_ABSENT if raw == _NULL else raw for raw in map(bytes, astuple(struct))]
+        found = [members[place] for place in self._places]
+        for place, of, inner in self._below:
+            has_members = members[place].startswith(b"{")
+            values = inner.read(members[place]) if has_members else [_ABSENT] * len(of)
+            for i, value in zip(of, values, strict=True):
+                found[i] = value
         return found
 
 
