@@ -48,11 +48,25 @@ TRUNCATE {batches}
 -- name: new_segment_id
 SELECT nextval(pg_get_serial_sequence('penstock.segments', 'id'))
 
+-- name: repeated
+-- The keys of more than one row of the segments to be merged, and where each one's newest row is.
+CREATE TEMPORARY TABLE penstock_repeated ON COMMIT DROP AS
+SELECT key, max(ARRAY[lsn, idx]) AS newest FROM ({rows}) AS r
+WHERE key IS NOT NULL GROUP BY key HAVING count(*) > 1
+
+-- name: keys
+SELECT key, lsn, idx FROM {segment}
+
+-- name: analyze_repeated
+ANALYZE pg_temp.penstock_repeated
+
 -- name: merge
 -- Those rows of one of the segments to be merged that have no newer version in any of them, without
 -- the deletes up to a position. A row without a key is kept.
 INSERT INTO {into} SELECT s.* FROM {segment} s
-WHERE {newest} AND NOT (s.key IS NOT NULL AND s.action = 'delete' AND (s.lsn, s.idx) <= (%s, %s))
+WHERE NOT EXISTS (
+    SELECT FROM pg_temp.penstock_repeated r WHERE r.key = s.key AND r.newest <> ARRAY[s.lsn, s.idx]
+) AND NOT (s.key IS NOT NULL AND s.action = 'delete' AND (s.lsn, s.idx) <= (%s, %s))
 ORDER BY s.lsn, s.idx
 
 -- name: newest

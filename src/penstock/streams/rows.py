@@ -52,7 +52,7 @@ def is_worth_it(connection: Connection, run: Sequence[Segment]) -> bool:
     for index, segment in enumerate(run):
         query = sql.SQL(SQL["sample"]).format(
             segment=segment_table(segment.id),
-            newest=sql.SQL(" AND ").join(_newest(later) for later in run[index:]),
+            newest=sql.SQL(" AND ").join(map(_newest, run[index:])),
             percent=sql.Literal(100 * min(1.0, _SAMPLED_BYTES / max(segment.bytes, 1))),
         )
         found, old = connection.execute(query).fetchone() or (0, 0)
@@ -74,11 +74,10 @@ def merge(
         segment_id = row[0] if row else 0
         into = sql.Identifier(f"segment_{segment_id}")
         connection.execute(sql.SQL(_SCHEMA["segment_table"]).format(table=into))
-        for index, segment in enumerate(run):
+        _find_repeated(connection, run)
+        for segment in run:
             query = sql.SQL(SQL["merge"]).format(
-                into=segment_table(segment_id),
-                segment=segment_table(segment.id),
-                newest=sql.SQL(" AND ").join(_newest(later) for later in run[index:]),
+                into=segment_table(segment_id), segment=segment_table(segment.id)
             )
             connection.execute(query, list(forget))
         for indexes in ("segment_indexes", "segment_key_index"):
@@ -92,6 +91,18 @@ def merge(
                 f"Another process changed the segments of stream {stream.name!r} meanwhile.",
                 transient=True,
             )
+
+
+def _find_repeated(connection: Connection, run: Sequence[Segment]) -> None:
+    """Make the table of the keys that have more than one row; it lives as long as the transaction.
+
+    In one pass over the keys: a look from each row into each of the later segments takes longer, and the
+    more the longer the run is.
+    """
+    keys = [sql.SQL(SQL["keys"]).format(segment=segment_table(segment.id)) for segment in run]
+    rows = sql.SQL(" UNION ALL ").join(keys)
+    connection.execute(sql.SQL(SQL["repeated"]).format(rows=rows))
+    connection.execute(SQL["analyze_repeated"])
 
 
 def _lock_writers(connection: Connection, source_id: int) -> None:

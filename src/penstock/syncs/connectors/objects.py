@@ -133,19 +133,21 @@ def key_of(parts: Sequence[bytes], fields: Sequence[str]) -> str:
 
     Raises `ValueError` where one is missing.
     """
-    texts: list[str] = []
-    for part, field in zip(parts, fields, strict=True):
-        try:
-            text = scalar(part)
-        except ValueError as error:
-            raise ValueError(f"its key {field} can't be read: {error}") from None
-        if text is None or not text:
-            raise ValueError(f"it lacks its key {field}")
-        texts.append(text)
-    if len(texts) == 1:
-        return texts[0]
+    if len(fields) == 1:
+        return _key_part(parts[0], fields[0])
+    texts = [_key_part(part, field) for part, field in zip(parts, fields, strict=True)]
     # Escaped, so that (a:b, c) and (a, b:c) are two.
     return ":".join(text.replace("\\", "\\\\").replace(":", "\\:") for text in texts)
+
+
+def _key_part(raw: bytes, field: str) -> str:
+    try:
+        text = scalar(raw)
+    except ValueError as error:
+        raise ValueError(f"its key {field} can't be read: {error}") from None
+    if not text:
+        raise ValueError(f"it lacks its key {field}")
+    return text
 
 
 def excerpt(raw: bytes | msgspec.Raw) -> str:
