@@ -1,4 +1,4 @@
-"""A copy of a list in Postgres: the first one, and one of the same again; ours and dlt's.
+"""A copy of a list in Postgres: the first one, and one of the same again; ours, and the peers'.
 
 Each side's clock runs from its first request to its last commit: what a start takes is apart.
 """
@@ -9,9 +9,11 @@ import json
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -20,8 +22,12 @@ from benchmarks.rig import say
 from benchmarks.syncs import api
 from benchmarks.syncs.bed import COLLECTION, Syncing, patience, servers, syncing
 from penstock.embedded.postgres import EmbeddedPostgres
+from penstock.syncs.airbyte import environment
+from penstock.syncs.errors import SyncError
 
 OURS = "penstock"
+AIRBYTE = "airbyte-cdk"
+AIRBYTE_NOTE = "a declarative manifest, into JSON lines: it writes no table"
 SYNC = "s0"
 _COUNTED_S = 1.0
 _TUNED = {
@@ -99,12 +105,17 @@ def measure(
                 say(f"copy: {found[-1]}")
         except ContenderError as error:
             failures.append(f"copy, {OURS}: {error}")
-        for peer in peers:
+        others: list[tuple[str, Callable[[], Copied]]] = [
+            (each.name, partial(_by_dlt, each, postgres, served, work, records, page, peers_python))
+            for each in peers
+        ]
+        others.append((AIRBYTE, partial(_by_airbyte, served, work, records, page)))
+        for name, copied in others:
             try:
-                found.append(_theirs(peer, postgres, served, work, records, page, peers_python))
+                found.append(copied())
                 say(f"copy: {found[-1]}")
             except ContenderError as error:
-                failures.append(f"copy, {peer.name}: {error}")
+                failures.append(f"copy, {name}: {error}")
     return found
 
 
@@ -175,7 +186,7 @@ def _await_events(of: Syncing, wanted: int, limit: float) -> None:
         time.sleep(_COUNTED_S)
 
 
-def _theirs(
+def _by_dlt(
     peer: Peer,
     postgres: EmbeddedPostgres,
     served: api.FakeApi,
@@ -201,6 +212,46 @@ def _theirs(
             **peer.environment,
         },
     }  # fmt: skip
+    copied = _timed(peer.name, [python, "peer_dlt.py"], spec, served, records, peer.times)
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(f"SELECT count(*) FROM bench.{api.PATH}".encode()).fetchone()
+    if row is None or row[0] != records:
+        raise ContenderError(f"{row} of {records:,} records are in its table")
+    return copied
+
+
+def _by_airbyte(served: api.FakeApi, work: Path, records: int, page: int) -> Copied:
+    folder = work / AIRBYTE
+    folder.mkdir()
+    output = folder / "messages.jsonl"
+    spec = {
+        "folder": str(folder), "output": str(output), "api": served.url, "path": api.PATH,
+        "page": page,
+    }  # fmt: skip
+    try:
+        environment.install()
+        python = str(environment.interpreter())
+    except SyncError as error:
+        raise ContenderError(str(error)) from None
+    copied = _timed(AIRBYTE, [python, "peer_airbyte.py"], spec, served, records, 1)
+    with output.open("rb") as lines:
+        there = sum(b'"type":"RECORD"' in line for line in lines)
+    output.unlink()
+    if there != records:
+        raise ContenderError(f"{there:,} of {records:,} records are in its file")
+    return copied
+
+
+def _timed(
+    name: str,
+    command: Sequence[str],
+    spec: dict[str, Any],
+    served: api.FakeApi,
+    records: int,
+    times: int,
+) -> Copied:
+    """Have a peer copy the list so many times: its interpreter and program get the spec's file."""
+    folder = Path(spec["folder"])
     file = folder / "spec.json"
     file.write_text(json.dumps(spec))
     log = folder / "output.log"
@@ -208,16 +259,17 @@ def _theirs(
     ends: list[float] = []
     begins: list[float] = []
     requests = 0
+    python, program = command
     with log.open("wb") as errors:
-        command = [python, str(HERE / "syncs" / "peer_dlt.py"), str(file)]
         try:
             process = subprocess.Popen(
-                command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-            )
+                [python, str(HERE / "syncs" / program), str(file)],
+                cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
         except OSError as error:
             raise ContenderError(f"{python}: {error}; `make bench` installs dlt") from None
         try:
-            for _ in range(peer.times):
+            for _ in range(times):
                 assert process.stdin is not None
                 served.reset()
                 process.stdin.write(b"\n")
@@ -233,12 +285,8 @@ def _theirs(
         finally:
             process.kill()
             process.wait()
-    with psycopg.connect(url, autocommit=True) as connection:
-        row = connection.execute(f"SELECT count(*) FROM bench.{api.PATH}".encode()).fetchone()
-    if row is None or row[0] != records:
-        raise ContenderError(f"{row} of {records:,} records are in its table")
     seconds = [end - begin for end, begin in zip(ends, begins, strict=True)]
-    return Copied(peer.name, records, seconds[0], seconds[1] if peer.times > 1 else None, requests)
+    return Copied(name, records, seconds[0], seconds[1] if times > 1 else None, requests)
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:

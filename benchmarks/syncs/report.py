@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from benchmarks.configuration import report as machine
 from benchmarks.report import MIB, at_least, at_most, table, verdict_table
-from benchmarks.syncs.copying import OURS, PEERS, Copied
+from benchmarks.syncs.copying import AIRBYTE, AIRBYTE_NOTE, OURS, PEERS, Copied
 from benchmarks.syncs.live import EACH, Changed, Many
 
 
 def facts(python: str) -> str:
     """Return what the figures hold for."""
     rows = [("dlt", version(python) or "not installed"), *((f"`{p.name}`", p.note) for p in PEERS)]
+    rows.append((f"`{AIRBYTE}`", AIRBYTE_NOTE))
     return f"{machine.facts()}\n{table(['peer', 'what'], rows)}\n"
 
 
@@ -42,7 +43,7 @@ def copies(found: Sequence[Copied], records: int, page: int) -> str:
         )  # fmt: skip
     notes = ""
     if ours is not None:
-        if peers := [each for each in found if each is not ours]:
+        if peers := [each for each in found if each.side not in (OURS, AIRBYTE)]:
             best = max(peers, key=lambda each: each.rate)
             verdicts.append(at_least(f"times {best.side}", ours.rate / best.rate, 1.5, 2.0))
         assert ours.again_rate is not None
