@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncssh
 import pytest
@@ -45,6 +45,7 @@ from penstock.sinks.nats.client import connect_first
 
 from .nats_servers import Writer, batch, make_certificates
 
+T = TypeVar("T")
 HOST = "nats.internal"
 SSL_REQUEST = (8).to_bytes(4) + (80_877_103).to_bytes(4)
 
@@ -338,7 +339,14 @@ def tls_before(database: Database, certificate: Path, key: Path) -> Iterator[int
             far, to = await asyncio.open_connection(host, int(port))
             await asyncio.gather(pump(reader, to), pump(far, writer))
 
-    def wait(work: Coroutine[Any, Any, asyncio.Server]) -> asyncio.Server:
+    async def end() -> None:
+        server.close()
+        open_ = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in open_:
+            task.cancel()
+        await asyncio.gather(*open_, return_exceptions=True)
+
+    def wait(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, loop).result(20)
 
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -347,9 +355,10 @@ def tls_before(database: Database, certificate: Path, key: Path) -> Iterator[int
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        loop.call_soon_threadsafe(server.close)
+        wait(end())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(20)
+        loop.close()
 
 
 def test_verify_full_compares_the_far_servers_name(
