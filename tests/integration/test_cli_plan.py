@@ -284,8 +284,9 @@ def test_errors_have_exit_code_1(penstock: Penstock, file: Path) -> None:
     assert expected in penstock("diff", code=1)
     assert "No such option" in penstock("plan", "--prun", code=1)
     for command in ("plan", "apply", "diff"):
-        two = "other.yaml and --config third.yaml are two files: name one"
-        assert two in penstock(command, "other.yaml", "-c", "third.yaml", code=1)
+        for named in ("third.yaml", "penstock.yaml"):
+            two = f"other.yaml and --config {named} are two files: name one"
+            assert two in penstock(command, "other.yaml", "-c", named, code=1)
     file.write_text(TEXT.replace("stream: orders", "stream: odrers"))
     expected = ":18: consumers.hook.stream: there is no stream 'odrers'"
     assert expected in penstock("plan", code=1)

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.changes import Prune, file_of, make_plan, plan_errors, saved_plan, show
-from penstock.cli.common import CONFIG, AsJson, ConfigFile
+from penstock.cli.changes import (
+    ConfigOption,
+    Prune,
+    file_of,
+    make_plan,
+    plan_errors,
+    saved_plan,
+    show,
+)
+from penstock.cli.common import CONFIG, AsJson
 
 if TYPE_CHECKING:
     from penstock.desired.plan import Plan
@@ -28,7 +36,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")]
 
 def apply(
     file: FileOrPlan = None,
-    config: ConfigFile = CONFIG,
+    config: ConfigOption = None,
     prune: Prune = False,
     yes: Yes = False,
     as_json: AsJson = False,

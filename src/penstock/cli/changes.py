@@ -35,6 +35,11 @@ File = Annotated[
     typer.Argument(help="The configuration file, in the place of --config.", show_default=False),
 ]
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="The configuration file.", show_default=str(CONFIG)),
+]
+
 
 class PlanCommand(typer.core.TyperCommand):
     """A command whose exit code 2 means changes: a wrong option is an error like others, 1."""
@@ -49,11 +54,11 @@ class PlanCommand(typer.core.TyperCommand):
             raise
 
 
-def file_of(file: Path | None, config: Path) -> Path:
-    """Return the one file that is named, by itself or as `--config`."""
-    if file is not None and config not in (CONFIG, file):
+def file_of(file: Path | None, config: Path | None) -> Path:
+    """Return the one file that is named, by itself or as `--config`; else `CONFIG`."""
+    if file is not None and config not in (None, file):
         raise fail(f"{file} and --config {config} are two files: name one")
-    return file or config
+    return file or config or CONFIG
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.changes import (
+    ConfigOption,
     File,
     Prune,
     exit_code,
@@ -19,7 +20,7 @@ from penstock.cli.changes import (
     saved_plan,
     show,
 )
-from penstock.cli.common import CONFIG, AsJson, ConfigFile
+from penstock.cli.common import AsJson
 
 if TYPE_CHECKING:
     from penstock.desired.plan import Plan
@@ -32,7 +33,7 @@ Out = Annotated[
 
 def plan(
     file: File = None,
-    config: ConfigFile = CONFIG,
+    config: ConfigOption = None,
     prune: Prune = False,
     out: Out = None,
     as_json: AsJson = False,
@@ -53,7 +54,7 @@ def plan(
         raise typer.Exit(exit_code(made))
 
 
-def diff(file: File = None, config: ConfigFile = CONFIG, as_json: AsJson = False) -> None:
+def diff(file: File = None, config: ConfigOption = None, as_json: AsJson = False) -> None:
     """Show where a file and the desired state differ, without consequences; exit codes as of plan."""
     from penstock.cli.store import store_of
 
