@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
@@ -12,6 +13,7 @@ import psycopg
 
 from penstock.core.message import Position, parse_lsn
 from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.postgres.capture import Capture, CaptureOptions, CaptureStats
 from penstock.postgres.catalog import CaptureCatalog
 from penstock.postgres.chunk import Chunk, partition
@@ -66,6 +68,21 @@ def messages(batches: Sequence[Any]) -> list[Message]:
 def of(chunks: Sequence[Chunk]) -> list[Message]:
     """Return the messages of chunks."""
     return messages(partition(chunks, 1))
+
+
+@contextmanager
+def database_in(postgres: EmbeddedPostgres, encoding: str) -> Iterator[Database]:
+    """Make a database in an encoding; it is dropped at the end."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0".encode()
+        )
+    database = Database(name, postgres.database_url(name))
+    try:
+        yield database
+    finally:
+        database.drop(postgres.url)
 
 
 class Reader:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.backfilling import TEXTS, Backfilling, backfilling
-from tests.integration.capturing import PATIENCE, Message, prepare
+from tests.integration.capturing import PATIENCE, Message, database_in, prepare
 from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
 
@@ -20,6 +20,7 @@ from penstock.backfill.chunks import planner, sizing
 from penstock.backfill.events import Delivered, Started
 from penstock.backfill.read.chunk import with_messages
 from penstock.embedded.handles import Database
+from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.postgres.reads import RANGE_BITS, BackfillSpec, cursor_from_json
 
 
@@ -269,6 +270,28 @@ def test_odd_names_and_a_table_that_others_inherit(database: Database) -> None:
             database.execute(f"INSERT INTO {name} VALUES ({n}, 'o''{n % 3}', {n})")
         database.execute("INSERT INTO child VALUES (1, 'of the child', 1)")
         assert len(assert_as_inserted(driver, 'public.T %s.{x} "q"')) == 9
+
+
+def test_bytes_that_are_no_utf8(postgres: EmbeddedPostgres) -> None:
+    """A SQL_ASCII database takes them; where a key has some, a backfill can't say where it is."""
+    with (
+        database_in(postgres, "SQL_ASCII") as database,
+        backfilling(
+            database,
+            "CREATE TABLE t (id int PRIMARY KEY, name text, list text[])",
+            "CREATE TABLE k (id text PRIMARY KEY)",
+        ) as driver,
+    ):
+        database.execute(
+            "INSERT INTO t SELECT n, 'caf' || chr(233), ARRAY['x' || chr(233), 'é']"
+            " FROM generate_series(1, 20) n"
+        )
+        found = assert_as_inserted(driver, where="list[2] = 'é'")
+        record = {"name": "caf\\xe9", "list": ["x\\xe9", "é"]}
+        assert [m.record for m in found] == [{"id": n, **record} for n in range(1, 21)]
+        database.execute("INSERT INTO k SELECT chr(200 + n) FROM generate_series(1, 20) n")
+        driver.start("public.k")
+        assert driver.failed().code == "key_not_utf8"
 
 
 def test_columns_and_rows_that_are_published(database: Database) -> None:

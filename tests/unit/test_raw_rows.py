@@ -194,7 +194,7 @@ def kept(oid: int, types: Types, **options: Any) -> RawRows | None:
         tag="tag",
         **options,
     )
-    return raw_rows.raw_rows(table)
+    return raw_rows.raw_rows(table, utf8=True)
 
 
 def test_rows_that_depend_on_what_came_before_do_not_wait() -> None:

@@ -217,4 +217,5 @@ ORDER BY s.place
 
 -- name: copy
 -- A range's rows, in the one order that they have whenever they are read again.
-COPY (SELECT {columns} FROM {table} WHERE {condition} ORDER BY {order}) TO STDOUT (FORMAT csv)
+COPY (SELECT {columns} FROM {table} WHERE {condition} ORDER BY {order})
+TO STDOUT (FORMAT csv, ENCODING {encoding})

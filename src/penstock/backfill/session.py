@@ -22,6 +22,10 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
     "42703": ("column_missing", False, "Correct `sort_by`, or the condition."),
     "42883": ("function_missing", False, "Correct the condition."),
     "42501": ("permission_denied", False, "GRANT SELECT on the table to the source's role."),
+    "22021": (
+        "key_not_utf8", False,
+        "The database's encoding is SQL_ASCII: write the keys of its rows in UTF-8.",
+    ),
     "57014": (
         "timeout", False,
         "It took too long to find the next rows: an index on the `sort_by` column helps.",

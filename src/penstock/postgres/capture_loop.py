@@ -180,7 +180,7 @@ class CaptureLoop:
         self._system = stream.system_identifier
         with self._lock.held():
             tag = source_tag(self._system, stream.database, options.slot)
-            decoder.connected(stream.database, tag)
+            decoder.connected(stream.database, tag, utf8=stream.utf8)
             if known is None:
                 self._progress.received(stream.confirmed_lsn)
         self._relation = None

@@ -86,6 +86,7 @@ class Decoder:
         self._is_altered = is_altered
         self._builder = ChunkBuilder(start, splits)
         self._database = self._tag = ""
+        self._utf8 = True
         self._tag_bytes = b""
         self._tables: dict[int, Table | None] = {}
         self._raw: dict[int, RawRows] = {}
@@ -129,9 +130,13 @@ class Decoder:
         """The messages that are not in a chunk yet."""
         return self._builder.rows
 
-    def connected(self, database: str, tag: str) -> None:
-        """Start anew on a new connection, which sends every relation again."""
+    def connected(self, database: str, tag: str, *, utf8: bool = True) -> None:
+        """Start anew on a new connection, which sends every relation again.
+
+        `utf8`: its text is UTF-8 for certain.
+        """
         self.progress.interrupted()
+        self._utf8 = utf8
         self._database, self._tag, self._tag_bytes = database, tag, tag.encode()
         self._tables.clear()
         self._raw.clear()
@@ -189,7 +194,7 @@ class Decoder:
                 lsn=format_lsn(self.lsn),
             )
         self._tables[relation.oid] = self._before[relation.oid] = table
-        raw = raw_rows(table)
+        raw = raw_rows(table, utf8=self._utf8)
         if raw is None:
             self._raw.pop(relation.oid, None)
         else:

@@ -107,9 +107,10 @@ class RawRows:
         return self.encoder.messages(values, stamp(self.table, *stamps), action, changes)
 
 
-def raw_rows(table: Table) -> RawRows | None:
+def raw_rows(table: Table, *, utf8: bool) -> RawRows | None:
     """Return where rows of a table wait, None for a table whose rows may not.
 
+    `utf8`: their text is UTF-8 for certain.
     A composite type's converter asks for the transaction under
     way, and where rows are tied to their first key, a hash depends on the changes before it.
     """
@@ -120,8 +121,7 @@ def raw_rows(table: Table) -> RawRows | None:
     )
     if not columns or not alone or table.groups.tied:
         return None
-    # The session asks for UTF-8, and a server that has other bytes ends the stream.
-    return RawRows(table, ColumnEncoder(table, utf8=True))
+    return RawRows(table, ColumnEncoder(table, utf8=utf8))
 
 
 class _TupleData:

@@ -176,6 +176,11 @@ class ReplicationStream:
         """What the server knew to be confirmed before this stream."""
         if known is not None:
             _check_positions(slot, known, self.confirmed_lsn, parse_lsn(written))
+        self.utf8 = self._pgconn.parameter_status(b"server_encoding") != b"SQL_ASCII"
+        """Whether text is UTF-8 for certain; a SQL_ASCII database takes any bytes."""
+        if not self.utf8:
+            # It would end the stream at bytes that are none, as often as these are asked for.
+            self._execute(b"SET client_encoding TO 'SQL_ASCII'")
 
     def _start(self, lsn: int) -> None:
         # Replication commands have a grammar of their own, without parameters or E'' strings; the

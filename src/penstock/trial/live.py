@@ -100,7 +100,7 @@ def read(
         )  # fmt: skip
         # The pipeline's own tag, so that a message's key is the one that is delivered.
         tag = source_tag(stream.system_identifier, stream.database, source.slot)
-        decoder.connected(stream.database, tag)
+        decoder.connected(stream.database, tag, utf8=stream.utf8)
         catalog = CaptureCatalog(url, lambda: decoder.lsn)
         stack.callback(catalog.close)
         ready()

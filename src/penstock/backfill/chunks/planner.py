@@ -11,7 +11,6 @@ from psycopg import sql
 
 from penstock.backfill import ranges
 from penstock.backfill.session import SQL, Connection
-from penstock.core.errors import BackfillError
 from penstock.postgres.reads import BackfillSpec, Cursor, Range, SourceTable
 
 _SCANS: Final = (20_000, 300_000)
@@ -142,13 +141,6 @@ class ChunkPlanner:
         return {"key": key, "order": key, "table": ranges.table(source), "condition": where}
 
     def _key(self, result: psycopg.pq.abc.PGresult, row: int, first: int) -> Cursor:
-        values = [result.get_value(row, i) for i in range(first, result.nfields)]
-        try:
-            key = tuple(None if v is None else v.decode() for v in values)
-        except UnicodeDecodeError:
-            raise BackfillError(
-                "key_not_utf8",
-                f"A key of {self._spec.schema}.{self._spec.table} is no UTF-8: {values}.",
-                remedy="The database's encoding is SQL_ASCII; write its keys in UTF-8.",
-            ) from None
+        values = (result.get_value(row, i) for i in range(first, result.nfields))
+        key = tuple(None if v is None else v.decode() for v in values)
         return (None, *key) if self._nulls else key
