@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import psutil
+import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
 from penstock.config.providers import AirbyteProvider
+from penstock.syncs.airbyte import environment, process
 from penstock.syncs.connectors.airbyte import AirbyteConnector
 from penstock.syncs.connectors.contract import Kind, Page
 from penstock.syncs.connectors.make import connector_of, session_of
@@ -141,6 +148,24 @@ class Read:
         assert pages[-1].is_last
         assert not any(page.is_last for page in pages[:-1])
         return [record.upstream_id for page in pages for record in page.records], pages[-1].cursor
+
+
+@contextlib.contextmanager
+def airbyte_cdk() -> Iterator[None]:
+    """Have the environment, which is made from the lock once for all runs of this checkout."""
+    home = Path(sys.prefix) / "airbyte"
+    home.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, (home / "lock").open("w") as lock:
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        patch.delenv(environment.VARIABLE, raising=False)
+        patch.setenv("PENSTOCK_SECRET_KEY", "x" * 40)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = CliRunner().invoke(app, ["sync", "airbyte", "install"])
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert found.exit_code == 0, found.output
+        assert str(environment.place()) in found.output.replace("\n", "")
+        yield
+        process.PROCESSES.close()
 
 
 def workers() -> list[int]:

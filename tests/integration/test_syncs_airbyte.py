@@ -17,6 +17,7 @@ from tests.airbyte_help import (
     Api,
     OAuth,
     Read,
+    airbyte_cdk,
     oauth_config,
     oauth_manifest,
     workers,
@@ -41,16 +42,8 @@ from penstock.testing import ApiAnswer, InMemorySync
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> Iterator[None]:
-    """Make the environment from the lock, once for all runs of this checkout."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(Path(sys.prefix) / "airbyte"))
-        patch.delenv(environment.VARIABLE, raising=False)
-        patch.setenv("PENSTOCK_SECRET_KEY", "x" * 40)
-        found = CliRunner().invoke(app, ["sync", "airbyte", "install"])
-        assert found.exit_code == 0, found.output
-        assert str(environment.place()) in found.output.replace("\n", "")
+    with airbyte_cdk():
         yield
-        process.PROCESSES.close()
 
 
 @pytest.fixture

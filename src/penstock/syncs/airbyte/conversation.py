@@ -23,6 +23,9 @@ _REMEDY: Final = (
     "Compare the manifest with what the API answers, and with the version of airbyte-cdk."
 )
 
+_JOB_WAIT: Final = 60.0
+"""So many seconds after jobs have failed, others are made; a read has tried three times by itself."""
+
 
 class Conversation:
     """One order.
@@ -82,6 +85,13 @@ class Conversation:
                     self._ended = True
                     yield said
                     return
+                case "jobs_failed":
+                    raise _Given(
+                        SyncError(
+                            said.code, self._shown(said.text) + ".", remedy=said.remedy,
+                            transient=True, retry_after=_JOB_WAIT,
+                        )
+                    )  # fmt: skip
                 case "refused":
                     raise _Given(SyncError(said.code, self._shown(said.text), remedy=said.remedy))
                 case _:
@@ -152,7 +162,9 @@ class Conversation:
         request.prepare(said.method, said.url, said.headers, data=body)
         response, failure = session.exchange(request)
         key = said.method, said.url
-        if failure is None:
+        if said.ending:
+            pass
+        elif failure is None:
             self._failures, self._failure = 0, None
             self._refused.pop(key, None)
         else:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import selectors
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -41,6 +42,7 @@ class Said(msgspec.Struct):
     url: str = ""
     headers: dict[str, str] = {}
     body: str | None = None
+    ending: bool = False
     seconds: float = 0.0
     records: list[msgspec.Raw] = []
     times: list[str | None] = []
@@ -67,16 +69,18 @@ class Process:
         self._errors: Final[IO[bytes]] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with it
         self._buffer = bytearray()
         python = interpreter()
+        self._folder: Final = tempfile.mkdtemp(prefix="penstock-airbyte-")
         environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         try:
             # -I: neither the user's packages nor Penstock's are seen.
             self._child: Final = subprocess.Popen(  # noqa: S603 - the operator's Python
-                [python, "-I", _WORKER],
+                [python, "-I", _WORKER, self._folder],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0,
                 env=environ, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             self._errors.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise SyncError(
                 "connector",
                 f"{python} can't be started: {error.strerror}.",
@@ -159,6 +163,7 @@ class Process:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Processes:

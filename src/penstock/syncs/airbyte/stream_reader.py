@@ -4,7 +4,7 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 _PAGE: Final = 500
@@ -38,6 +38,11 @@ class StreamReader:
     def read(self) -> dict[str, Any]:
         """Send all pages; return the cursor up to which that is everything."""
         known = set(self._done)
+        parts = getattr(self._stream, "_stream_partition_generator", None)
+        jobs: Any = getattr(parts, "_stream_slicer", None)
+        has_jobs = hasattr(jobs, "job_orchestrator_factory")
+        if has_jobs:
+            jobs.stream_slicer = _Left(jobs.stream_slicer, known)
         for partition in self._stream.generate_partitions():
             name = _name_of(partition.to_slice())
             if name in known:
@@ -46,15 +51,21 @@ class StreamReader:
                 self._take(record)
                 if len(self._records) >= _PAGE:
                     self.flush()
-            self.flush()
+            if not has_jobs:
+                self.flush()
             # What a later slice brings is asked for again from here.
             self._done.append(name)
+            if has_jobs:
+                # The next job may take an hour: where it breaks off, this one is not done again.
+                self._send_page()
         return {"cursor": self._state()}
 
     def flush(self) -> None:
         """Send what was read; it is called before each request too, so that no record waits for one."""
-        if not self._records:
-            return
+        if self._records:
+            self._send_page()
+
+    def _send_page(self) -> None:
         page = {
             "records": self._records,
             "times": self._times,
@@ -105,6 +116,19 @@ class StreamReader:
         except OverflowError:
             begin = value
         return {"value": self._text(value), "from": self._text(begin)}
+
+
+class _Left:
+    """The slices of a stream that are not done yet: no job is made for others."""
+
+    def __init__(self, slicer: Any, done: set[str]) -> None:
+        self._slicer = slicer
+        self._done = done
+
+    def stream_slices(self) -> Iterator[Any]:
+        for slice_ in self._slicer.stream_slices():
+            if _name_of(slice_) not in self._done:
+                yield slice_
 
 
 def _name_of(slice_: Any) -> str:

@@ -16,6 +16,7 @@ import os
 import pathlib
 import pickle
 import queue
+import shutil
 import socket
 import sys
 import threading
@@ -28,6 +29,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 _OUT: Final = os.fdopen(os.dup(1), "wb", buffering=0)
 os.dup2(2, 1)  # what the manifest's code prints is no message
+_FOLDER: Final = sys.argv[1]
+os.chdir(_FOLDER)  # airbyte-cdk puts downloads into files of the working directory
 
 
 def _beside(name: str) -> types.ModuleType:
@@ -69,6 +72,7 @@ class _Channel:
                 self._lines.put(b"".join((*parts, end)))
                 parts.clear()
             parts.append(rest)
+        shutil.rmtree(_FOLDER, ignore_errors=True)
         os._exit(0)  # whatever the main thread does: it is not waited for
 
     def order(self) -> dict[str, Any]:
@@ -132,8 +136,9 @@ from jsonschema import ValidationError, validators  # noqa: E402 - as above
 from urllib3.response import HTTPResponse  # noqa: E402 - as above
 
 if TYPE_CHECKING:
-    from penstock.syncs.airbyte import logins
+    from penstock.syncs.airbyte import async_jobs, logins
 else:
+    async_jobs = _beside("async_jobs")
     logins = _beside("logins")
 
 _DECODED: Final = ("content-encoding", "content-length", "transfer-encoding")
@@ -160,6 +165,8 @@ def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> 
     ):
         request.headers["Authorization"] = login
         answer = _answer(request, sent)
+    if async_jobs.is_ending() and answer.get("status", 400) >= 400:
+        raise OSError("a job can't be aborted")  # one try is enough
     if "failed" in answer:
         raise requests.exceptions.ConnectionError(answer["failed"], request=request)
     headers = Message()
@@ -183,8 +190,9 @@ def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> 
 
 def _answer(request: requests.PreparedRequest, body: str | None) -> dict[str, Any]:
     return CHANNEL.ask(
-        "send", method=request.method, url=request.url, headers=dict(request.headers), body=body
-    )
+        "send", method=request.method, url=request.url, headers=dict(request.headers), body=body,
+        ending=async_jobs.is_ending(),
+    )  # fmt: skip
 
 
 def _ask(do: str, **fields: Any) -> dict[str, Any]:
@@ -239,6 +247,7 @@ JsonFileSchemaLoader.get_json_schema = _no_schema
 # Components of the catalogue have one as a dataclass's default, which Python allows for these alone.
 JsonDecoder.__hash__ = object.__hash__  # type: ignore[method-assign,unused-ignore]  # as above
 logins.install(_ask)
+async_jobs.install()
 ModelToComponentFactory._get_class_from_fully_qualified_class_name = staticmethod(_own_class)
 
 
@@ -376,7 +385,10 @@ def _discover(order: dict[str, Any]) -> dict[str, Any]:
 
 def _check(order: dict[str, Any]) -> dict[str, Any]:
     source = _source(order)
-    status = source.check(source.logger, source._config)
+    try:
+        status = source.check(source.logger, source._config)
+    except async_jobs.CreatedError:
+        return {}
     if status.status is not Status.SUCCEEDED:
         raise RuntimeError(str(status.message))
     return {}
@@ -426,6 +438,7 @@ def main() -> None:
     while True:
         order = CHANNEL.order()
         try:
+            async_jobs.begin(is_check=order["do"] == "check")
             result = _ORDERS[order["do"]](order)
             CHANNEL.send("end", **result)
         except _StoppedError:
@@ -435,7 +448,12 @@ def main() -> None:
         except _RefusedError as error:
             CHANNEL.send("refused", code=error.code, text=str(error), remedy=error.remedy)
         except Exception as error:  # whatever the manifest's code raises
-            CHANNEL.send("failed", text=_whole(error))
+            text = _whole(error)
+            if (of_jobs := async_jobs.failure(text)) is None:
+                CHANNEL.send("failed", text=text)
+            else:
+                code, text, remedy = of_jobs
+                CHANNEL.send("jobs_failed", code=code, text=text, remedy=remedy)
 
 
 if __name__ == "__main__":

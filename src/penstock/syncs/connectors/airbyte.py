@@ -253,7 +253,8 @@ class AirbyteConnector:
     def _refuse(
         self, collection: Collection, kind: Kind, said: Said, unreadable: Sequence[Unreadable]
     ) -> None:
-        count = len(said.records)
+        if not (count := len(said.records)):
+            return
         if len(unreadable) == count or (unreadable and kind is Kind.SWEEP):
             raise SyncError(
                 "bad_response",
