@@ -15,7 +15,8 @@ import importlib, pkgutil, penstock
 from penstock.core.errors import PenstockError
 
 # They run in airbyte-cdk's environment, which is not this one.
-ELSEWHERE = {"penstock.syncs.airbyte." + name for name in ("async_jobs", "logins", "worker")}
+PROGRAM = ("async_jobs", "channel", "logins", "transport", "worker")
+ELSEWHERE = {"penstock.syncs.airbyte." + name for name in PROGRAM}
 for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
     if module.name not in ELSEWHERE:
         importlib.import_module(module.name)

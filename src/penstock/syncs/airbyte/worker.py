@@ -7,112 +7,23 @@ messages too, so that Penstock's budget, time-outs and rules about addresses hol
 Names of airbyte-cdk that begin with `_` are used here alone; the lock pins its version.
 """
 
-import base64
 import functools
-import importlib.util
-import io
-import json
-import os
 import pathlib
 import pickle
-import queue
-import shutil
-import socket
 import sys
-import threading
-import time
 import traceback
 import types
 from collections.abc import Iterator
-from email.message import Message
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final
 
-_OUT: Final = os.fdopen(os.dup(1), "wb", buffering=0)
-os.dup2(2, 1)  # what the manifest's code prints is no message
-_FOLDER: Final = sys.argv[1]
-os.chdir(_FOLDER)  # airbyte-cdk puts downloads into files of the working directory
+for _name in ("penstock", "penstock.syncs", "penstock.syncs.airbyte"):
+    # The files beside this one are imported as Penstock's, of which nothing is on the path.
+    _package = sys.modules[_name] = types.ModuleType(_name)
+    _package.__path__ = []
+_package.__path__ = [str(pathlib.Path(__file__).parent)]
 
+from penstock.syncs.airbyte.channel import CHANNEL, StoppedError  # noqa: E402, I001 - airbyte-cdk takes its `time.sleep`
 
-def _beside(name: str) -> types.ModuleType:
-    """Return another part of this program: nothing of Penstock's packages is on the path."""
-    spec = importlib.util.spec_from_file_location(
-        name, pathlib.Path(__file__).with_name(f"{name}.py")
-    )
-    assert spec is not None  # noqa: S101 - the file is there
-    assert spec.loader is not None  # noqa: S101 - as above
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-if TYPE_CHECKING:
-    from penstock.syncs.airbyte.stream_reader import StreamReader, words
-else:
-    _found = _beside("stream_reader")
-    StreamReader, words = _found.StreamReader, _found.words
-
-
-class _StoppedError(BaseException):
-    """The order is given up; no `except Exception` of a library keeps it."""
-
-
-class _Channel:
-    """What passes between Penstock and this process; the main thread alone talks."""
-
-    def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._receive, daemon=True).start()
-
-    def _receive(self) -> None:
-        # Of `sys.stdin` it would hold the lock that the interpreter wants when it ends.
-        parts: list[bytes] = []
-        while data := os.read(0, 1 << 20):
-            *ends, rest = data.split(b"\n")
-            for end in ends:
-                self._lines.put(b"".join((*parts, end)))
-                parts.clear()
-            parts.append(rest)
-        shutil.rmtree(_FOLDER, ignore_errors=True)
-        os._exit(0)  # whatever the main thread does: it is not waited for
-
-    def order(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._lines.get())
-        return found
-
-    def send(self, do: str, **fields: Any) -> None:
-        _OUT.write(_encoded({"do": do, **fields}) + b"\n")
-
-    def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        self.send(do, **fields)
-        answer = self.order()
-        if answer.get("stop"):
-            raise _StoppedError
-        return answer
-
-
-def _encoded(message: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(message, default=str)
-    except TypeError:  # whole numbers of more than 64 bits
-        return json.dumps(message, default=str, ensure_ascii=False).encode("utf-8", "replace")
-
-
-CHANNEL: Final = _Channel()
-_MAIN: Final = threading.main_thread()
-_sleep: Final = time.sleep
-
-
-def _wait(seconds: float) -> None:
-    if threading.current_thread() is _MAIN:
-        CHANNEL.ask("wait", seconds=float(seconds))
-    else:
-        _sleep(seconds)
-
-
-time.sleep = _wait  # type: ignore[assignment]  # for all of the process
-
-import orjson  # noqa: E402 - airbyte-cdk takes `time.sleep` at its import
-import requests  # noqa: E402 - as above
 import yaml  # noqa: E402 - as above
 from airbyte_cdk.models import (  # noqa: E402 - as above
     AirbyteStateBlob,
@@ -130,88 +41,12 @@ from airbyte_cdk.sources.declarative.parsers.model_to_component_factory import (
     ModelToComponentFactory,
 )
 from airbyte_cdk.sources.declarative.schema import JsonFileSchemaLoader  # noqa: E402 - as above
-from airbyte_cdk.sources.streams.call_rate import LimiterSession  # noqa: E402 - as above
-from airbyte_cdk.sources.streams.http import HttpClient  # noqa: E402 - as above
 from jsonschema import ValidationError, validators  # noqa: E402 - as above
-from urllib3.response import HTTPResponse  # noqa: E402 - as above
 
-if TYPE_CHECKING:
-    from penstock.syncs.airbyte import async_jobs, logins
-else:
-    async_jobs = _beside("async_jobs")
-    logins = _beside("logins")
+from penstock.syncs.airbyte import async_jobs, logins, transport  # noqa: E402 - as above
+from penstock.syncs.airbyte.stream_reader import StreamReader, words  # noqa: E402 - as above
 
-_DECODED: Final = ("content-encoding", "content-length", "transfer-encoding")
-_UNAUTHORIZED: Final = 401
 _MOST_MANIFESTS: Final = 16
-
-
-_reader: StreamReader | None = None
-
-
-def _transmit(_self: Any, request: requests.PreparedRequest, **_kwargs: Any) -> requests.Response:
-    """Have Penstock make a request: in the place of `HTTPAdapter.send`."""
-    if threading.current_thread() is not _MAIN:
-        raise requests.exceptions.ConnectionError("requests of other threads are not made")
-    if _reader is not None:
-        _reader.flush()
-    body = request.body
-    if body is not None and not isinstance(body, str | bytes):
-        body = body.read() if hasattr(body, "read") else b"".join(body)
-    sent = None if body is None else _b64(body.encode() if isinstance(body, str) else body)
-    answer = _answer(request, sent)
-    if answer.get("status") == _UNAUTHORIZED and (
-        login := logins.another(request.headers.get("Authorization", ""))
-    ):
-        request.headers["Authorization"] = login
-        answer = _answer(request, sent)
-    if async_jobs.is_ending() and answer.get("status", 400) >= 400:
-        raise OSError("a job can't be aborted")  # one try is enough
-    if "failed" in answer:
-        raise requests.exceptions.ConnectionError(answer["failed"], request=request)
-    headers = Message()
-    for name, value in answer["headers"]:
-        if name.lower() not in _DECODED:
-            headers[name] = value
-    raw = HTTPResponse(
-        body=io.BytesIO(base64.b64decode(answer["body"])),
-        headers=dict(headers.items()),
-        status=answer["status"],
-        reason=answer["reason"],
-        preload_content=False,
-    )
-    # Cookies are read from here.
-    cookies: Any = raw
-    cookies._original_response = types.SimpleNamespace(
-        msg=headers, isclosed=lambda: True, close=lambda: None
-    )
-    return requests.adapters.HTTPAdapter.build_response(_self, request, raw)
-
-
-def _answer(request: requests.PreparedRequest, body: str | None) -> dict[str, Any]:
-    return CHANNEL.ask(
-        "send", method=request.method, url=request.url, headers=dict(request.headers), body=body,
-        ending=async_jobs.is_ending(),
-    )  # fmt: skip
-
-
-def _ask(do: str, **fields: Any) -> dict[str, Any]:
-    if _reader is not None:
-        _reader.flush()
-    return CHANNEL.ask(do, **fields)
-
-
-def _b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _no_connection(*_args: Any, **_kwargs: Any) -> NoReturn:
-    raise OSError("this process makes no connection: requests go through the library requests")
-
-
-def _uncached(self: Any) -> Any:
-    # Its cache lives for an hour, as long as the process: a parent that is new would not be seen.
-    return LimiterSession(api_budget=self._api_budget)
 
 
 def _no_schema(_self: Any) -> dict[str, Any]:
@@ -239,15 +74,10 @@ def _own_class(name: str) -> Any:
     return found
 
 
-requests.adapters.HTTPAdapter.send = _transmit  # type: ignore[method-assign,assignment]  # as above
-socket.socket.connect = _no_connection  # type: ignore[method-assign]  # as above
-socket.socket.connect_ex = _no_connection  # type: ignore[method-assign]  # as above
-HttpClient._request_session = _uncached
+transport.install()
 JsonFileSchemaLoader.get_json_schema = _no_schema
 # Components of the catalogue have one as a dataclass's default, which Python allows for these alone.
 JsonDecoder.__hash__ = object.__hash__  # type: ignore[method-assign,unused-ignore]  # as above
-logins.install(_ask)
-async_jobs.install()
 ModelToComponentFactory._get_class_from_fully_qualified_class_name = staticmethod(_own_class)
 
 
@@ -395,7 +225,6 @@ def _check(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(order: dict[str, Any]) -> dict[str, Any]:
-    global _reader
     state = None
     name, since = order["stream"], order["from"]
     if since is not None:
@@ -403,11 +232,12 @@ def _read(order: dict[str, Any]) -> dict[str, Any]:
         of = AirbyteStreamState(StreamDescriptor(name=name), blob)
         state = [AirbyteStateMessage(type=AirbyteStateType.STREAM, stream=of)]
     stream = _source(order, state).stream(name)
-    _reader = StreamReader(stream, order, lambda page: CHANNEL.ask("page", **page))
+    reader = StreamReader(stream, order, lambda page: CHANNEL.ask("page", **page))
+    transport.before_requests(reader.flush)
     try:
-        return _reader.read()
+        return reader.read()
     finally:
-        _reader = None
+        transport.before_requests(None)
 
 
 def _whole(error: BaseException) -> str:
@@ -441,7 +271,7 @@ def main() -> None:
             async_jobs.begin(is_check=order["do"] == "check")
             result = _ORDERS[order["do"]](order)
             CHANNEL.send("end", **result)
-        except _StoppedError:
+        except StoppedError:
             CHANNEL.send("stopped")
         except logins.NoTokenError as error:
             CHANNEL.send("no_token", text=_whole(error.__cause__ or error))
