@@ -184,9 +184,10 @@ class Source:
         if report.get("dead") and not report.get("kept"):
             if self.refuse_letters is not None:
                 return {"error": self.refuse_letters}
-            letters = [DeadLetter(**letter) for letter in report["dead"]]
+            name, letters = report["sink"], [DeadLetter(**letter) for letter in report["dead"]]
             try:
-                self.store.letters.add(report["sink"], letters)
+                is_consumer = name in self.consumers
+                self.store.letters.add(name, letters, "consumer" if is_consumer else "sink")
             except StoreError as error:
                 return {"error": str(error)}
         self.state.update(report)

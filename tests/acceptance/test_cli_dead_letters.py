@@ -188,7 +188,7 @@ def test_a_consumers_letter_goes_back_into_it(shop: Path, database: Database) ->
     assert asyncio.run(take()) == [message]
 
 
-def test_a_nats_consumers_letters_are_like_a_sinks(
+def test_a_nats_consumers_letters_are_published_again(
     shop: Path, database: Database, nats: JetStream, nats_server: EmbeddedNats
 ) -> None:
     nats.add_stream(database.name.upper(), [f"{database.name}.>"], duplicate_window=60)
@@ -198,9 +198,12 @@ def test_a_nats_consumers_letters_are_like_a_sinks(
     file.write_text(f"{text}\nconsumers:\n  {mail}\n")
     with Store.open(database.url) as store:
         NatsConsumers(store).register(make_stream(store), "mail", {}, "all")
-        store.letters.add("mail", [letter(1, f"{database.name}.a")])
+        store.letters.add("mail", [letter(1, f"{database.name}.a")], "consumer")
     (found,) = listed(shop, "dead-letters list --consumer mail")
-    assert found["idempotency_key"] == "tag-1-0"
+    assert (found["idempotency_key"], found["consumer"]) == ("tag-1-0", "mail")
+    assert found["sink"] is None
+    refused = fails(shop, 1, "dead-letters list --sink mail")
+    assert refused == "'mail' is a consumer, and no sink: give --consumer mail\n"
     table = run(shop, "dead-letters list")
     assert "consumer mail" in table
     assert "sink" not in table
@@ -209,6 +212,23 @@ def test_a_nats_consumers_letters_are_like_a_sinks(
     assert replayed == f"Replayed {found['id']}, of consumer mail.\n"
     (published,) = nats.messages(database.name.upper())
     assert published.headers["Nats-Msg-Id"] == "tag-1-0"
+
+
+def test_a_relays_letters_are_of_pipelines(shop: Path, database: Database) -> None:
+    with Store.open(database.url) as store:
+        for name in ("notify", "out"):
+            store.letters.add(name, [letter(1, "a")])
+    url = f"--url {database.url}"
+    assert "sink notify" in run(shop, "dead-letters list")
+    relayed = run(shop, f"dead-letters list {url}")
+    assert "pipeline notify" in relayed
+    assert "sink" not in relayed
+    file = shop / "penstock.yaml"
+    outbox = f"sources: {{app: {{type: outbox, url: '{database.url}'}}, "
+    file.write_text(file.read_text().replace("sources: {", outbox))
+    both = run(shop, "dead-letters list")
+    assert "pipeline notify" in both
+    assert "sink out" in both
 
 
 def test_a_nats_consumers_letter_meets_its_filter_of_today(
@@ -230,7 +250,7 @@ def test_a_nats_consumers_letter_meets_its_filter_of_today(
         stream, consumers = make_stream(store), NatsConsumers(store)
         with psycopg.connect(database.url) as connection:
             store.save_catalog("shop", load_columns(connection, [("public", "items")]))
-        store.letters.add("mail", [dead])
+        store.letters.add("mail", [dead], "consumer")
 
         def replay(condition: str) -> str:
             consumers.register(stream, "mail", {"filters": {"sql": condition}}, "all")

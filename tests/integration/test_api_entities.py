@@ -478,6 +478,18 @@ def test_dead_letters_of_sinks_and_consumers(shop: Shop, database: Database) -> 
     found = shop.client.get("/v1/dead-letters", params={"consumer": "workers"}).json()["data"]
     assert [letter["id"] for letter in found] == [mine]
     assert '"a"' in shop.client.get(f"/v1/dead-letters/{mine}").json()["message"]
+    publisher = {"type": "nats", "stream": "events", "url": "nats://nats.invalid"}
+    source = {"type": "postgres", "url": "postgresql://db.invalid/shop"}
+    _put(shop, "/v1/sources/shop", source)
+    _put(shop, "/v1/sinks/events", {"type": "stream", "source": "shop"})
+    _put(shop, "/v1/consumers/mail", publisher)
+    by_id = shop.client.get("/v1/consumers/mail").json()["id"]
+    shop.store.letters.add("mail", [DeadLetter("k", "s", "too_large", "2 MiB", "{}")], "consumer")
+    for at in ("/v1/dead-letters", "/v1/dead-letter-causes"):
+        for name in ("mail", by_id):
+            (of,) = shop.client.get(at, params={"consumer": name}).json()["data"]
+            assert (of["consumer"], of["sink"], of["code"]) == ("mail", None, "too_large")
+        assert shop.client.get(at, params={"sink": "mail"}).json()["data"] == []
     answer = shop.client.post("/v1/replay-dead-letters", json={"ids": [mine, other]}).json()
     assert (answer["replayed"], [each["id"] for each in answer["failed"]]) == (1, [other])
     (again,) = shop.client.get(f"{path}/next", params={"wait_for_ms": 20_000}).json()["data"]
@@ -485,6 +497,9 @@ def test_dead_letters_of_sinks_and_consumers(shop: Shop, database: Database) -> 
     assert shop.client.post("/v1/drop-dead-letters", json={"sink": "orders"}).json() == {
         "dropped": 1
     }
+    for of, count in (("sink", 0), ("consumer", 1)):
+        answer = shop.client.post("/v1/drop-dead-letters", json={of: "mail"})
+        assert answer.json() == {"dropped": count}
     problem(shop.client.delete(f"/v1/dead-letters/{other}"), 404)
     problem(shop.client.post("/v1/drop-dead-letters", json={}), 422, "ids")
 

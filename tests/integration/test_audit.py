@@ -89,6 +89,9 @@ def test_actions_of_the_api(shop: Shop) -> None:
     problem(shop.client.delete(by_id), 409)
     first, second, *others = _add_letters(shop, 3)
     of_consumer = others[-1]
+    letters = [DeadLetter(f"tag-{n}-0", "a", "too_large", "Too large.", "{}") for n in range(2)]
+    shop.store.letters.add("mail", letters, "consumer")
+    published = shop.store.letters.page(consumer="mail")[0].id
     for kind, name in (("http-consumers", "workers"), ("nats-consumers", "mail"), ("sinks", "out")):
         post(f"{kind}/{name}/pause")
         post(f"{kind}/{name}/resume")
@@ -96,6 +99,8 @@ def test_actions_of_the_api(shop: Shop) -> None:
     mail = shop.client.get("/v1/consumers/mail").json()["id"]
     post(f"nats-consumers/{mail}/rewind", {"to": {"lsn": 1, "idx": 0}})
     post(f"dead-letters/{of_consumer}/replay")
+    assert shop.client.delete(f"/v1/dead-letters/{published}").status_code == 200
+    assert post("drop-dead-letters", {"consumer": mail}) == {"dropped": 1}
     post("replay-dead-letters", {"consumer": "workers", "code": "max_deliver"})
     assert shop.client.delete(f"/v1/dead-letters/{first}").status_code == 200
     assert post("drop-dead-letters", {"ids": [second]}) == {"dropped": 1}
@@ -124,6 +129,8 @@ def test_actions_of_the_api(shop: Shop) -> None:
         ("rewind", "consumer", "workers", {"to": "all"}),
         ("rewind", "consumer", "mail", {"to": {"lsn": 1, "idx": 0}}),
         ("replay dead letter", "consumer", "workers", {"id": of_consumer}),
+        ("drop dead letter", "consumer", "mail", {"id": published}),
+        ("drop dead letters", "consumer", "mail", {"count": 1}),
         ("replay dead letters", "consumer", "workers", {"code": "max_deliver", "count": 2}),
         ("drop dead letter", "sink", "out", {"id": first}),
         ("drop dead letters", "dead letters", "of any", {"ids": [second], "count": 1}),
@@ -146,6 +153,8 @@ def test_actions_of_commands(shop: Shop, database: Database, tmp_path: Path) -> 
         assert done.exit_code == code, done.output
 
     ids = _add_letters(shop, 2)
+    letters = [DeadLetter("tag-0-0", "a", "too_large", "Too large.", "{}")]
+    shop.store.letters.add("mail", letters, "consumer")
     call("token create w --consumer workers")
     call("token revoke w")
     call("token revoke w", code=1)
@@ -159,6 +168,8 @@ def test_actions_of_commands(shop: Shop, database: Database, tmp_path: Path) -> 
     call("consumer rewind mail --to beginning")
     call(f"dead-letters replay {ids[-1]}")
     call(f"dead-letters purge {ids[0]} {ids[-1]} --yes")
+    call("dead-letters purge --sink mail --yes", code=1)
+    call("dead-letters purge --consumer mail --yes")
     call("dead-letters purge --sink out --yes")
     call("dead-letters purge --sink out --yes")
     call("backfill start --sink orders --table public.things")
@@ -175,6 +186,7 @@ def test_actions_of_commands(shop: Shop, database: Database, tmp_path: Path) -> 
         ("replay dead letters", "consumer", "workers", {"count": 1}),
         ("drop dead letters", "sink", "out", {"count": 1}),
         ("drop dead letters", "consumer", "workers", {"count": 1}),
+        ("drop dead letters", "consumer", "mail", {"count": 1}),
         ("drop dead letters", "sink", "out", {"count": 1}),
         ("start", "backfill", "1", {"sink": "orders", "table": "public.things"}),
         ("pause", "backfill", "1", {}),

@@ -116,14 +116,18 @@ def test_what_fails_again_is_listed_and_holds_up_nothing(shop: Shop, window: Win
     ]
 
 
-def test_dead_letters_of_a_sink_are_published(
+def test_dead_letters_of_sinks_and_nats_consumers_are_published(
     shop: Shop, window: Window, nats_server: EmbeddedNats, nats: JetStream
 ) -> None:
     stream = f"D{uuid.uuid4().hex[:8]}"
     nats.add_stream(stream, f"{stream}.>")
     source = {"type": "postgres", "url": "postgresql://db.invalid/shop"}
     sink = {"type": "nats", "source": "shop", "url": nats_server.url}
-    for path, spec in (("sources/shop", source), ("sinks/orders", sink)):
+    consumer = {"type": "nats", "stream": "events", "url": nats_server.url}
+    for path, spec in (
+        ("sources/shop", source), ("sinks/orders", sink),
+        ("sinks/events", {"type": "stream", "source": "shop"}), ("consumers/push", consumer),
+    ):  # fmt: skip
         assert shop.client.put(f"/v1/{path}", json=spec).status_code == 201
     shop.store.letters.add(
         "orders", [DeadLetter(k, f"{stream}.{k}", "too_large", "why", f"<{k}>") for k in "abc"]
@@ -140,6 +144,16 @@ def test_dead_letters_of_a_sink_are_published(
         page = window.open("dead-letters/replay?sink=orders")
         page.get_by_role("button", name="Replay 2").click()
         page.locator("#rounds", has_text="Done: 2 of 2 replayed.").wait_for()
+        letter = DeadLetter("p", f"{stream}.p", "too_large", "why", "<p>")
+        shop.store.letters.add("push", [letter], "consumer")
+        page = window.open("dead-letters")
+        row = page.get_by_role("row", name="too_large of push")
+        assert row.inner_text().split()[:2] == ["push", "consumer"]
+        row.get_by_role("link", name="push", exact=True).click()
+        page.get_by_role("heading", name="Dead letters of consumer push").wait_for()
+        page.get_by_role("link", name="Replay 1…").click()
+        page.get_by_role("button", name="Replay 1").click()
+        page.locator("#rounds", has_text="Done: 1 of 1 replayed.").wait_for()
         at_a_sink(shop, "bad_subject", *[f"k{n}" for n in range(25)])
         page = window.open("dead-letters/replay?sink=orders")
         page.get_by_role("button", name="Replay 25").click()
@@ -147,7 +161,7 @@ def test_dead_letters_of_a_sink_are_published(
         assert page.locator("#rounds li").count() == 20
         page.get_by_text("Only the first 20 reasons are listed.").wait_for()
     assert [(m.subject, m.data) for m in nats.messages(stream)] == [
-        (f"{stream}.{k}", f"<{k}>".encode()) for k in "bac"
+        (f"{stream}.{k}", f"<{k}>".encode()) for k in "bacp"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import orjson
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from tests.api_help import Shop, known
 from tests.browser import Window
 from tests.streams_help import Change, deleted, inserted, publish, updated
@@ -168,7 +169,8 @@ def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -
         nack = {"ack_tokens": [got["ack_token"]], "reason": f"full {XSS}", "delay_ms": 60_000}
         assert shop.client.post(f"{path}/nack", json=nack).status_code == 200
     key = got["metadata"]["idempotency_key"]
-    shop.store.letters.add("out", [DeadLetter(key, "s", "too_large", "2 MiB", "{}")])
+    letters = [DeadLetter(key, "s", "too_large", "2 MiB", "{}")]
+    shop.store.letters.add("out", letters)
     window.login(shop.token)
     page = window.open("streams/events")
     page.locator("#list tbody th a").click()
@@ -185,10 +187,16 @@ def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -
     assert cells[:2] == ["waits for its retry", "1"]
     assert cells[2].startswith("20")  # when
     assert cells[3].endswith(f"full {XSS}")
-    assert "waits" in page.get_by_role("row", name=re.compile("^push nats")).inner_text()
+    push = page.get_by_role("row", name=re.compile("^push nats"))
+    assert "waits" in push.inner_text()
     out = page.get_by_role("row", name=re.compile("^out sink")).inner_text()
     assert "dead letter" in out
     assert "too_large: 2 MiB" in out
+    body = json.dumps({"metadata": got["metadata"]})
+    letters = [DeadLetter(key, "s", "too_large", "2 MiB", body)]
+    shop.store.letters.add("push", letters, "consumer")
+    expect(push).to_contain_text("too_large: 2 MiB")  # the page looks by itself
+    assert push.inner_text().split("\t")[1] == "dead letter"
     assert page.title().startswith("Message ")
     assert page.locator("main img").count() == 0
     window.check_looks()
@@ -198,6 +206,16 @@ def test_a_message_is_shown_whole_with_its_history(shop: Shop, window: Window) -
     assert message["record"] == change.record
     mail.get_by_role("link", name="max_deliver").click()
     page.get_by_role("heading", name="Dead letter").first.wait_for()
+    page = window.open("consumers/push")
+    page.get_by_role("link", name="All its dead letters").click()
+    page.get_by_role("row", name="push consumer").get_by_role("link").click()
+    page.get_by_role("heading", name="Dead letter").first.wait_for()
+    assert page.locator(".facts div", has_text="Consumer").inner_text().split() == [
+        "Consumer",
+        "push",
+    ]
+    page.locator(".facts a").click()  # its message in the stream
+    page.get_by_role("heading", name="History").wait_for()
 
 
 def test_numbers_keep_their_digits(shop: Shop, window: Window) -> None:

@@ -277,7 +277,7 @@ def test_what_a_condition_cannot_decide_at_the_head_is_a_dead_letter(
         (worker, *_) = source.workers
         write_part(worker, wire(rows), RoundPart(position(0), position(4), 0, 1))
         assert published(nats, forgetful) == [2, 4]
-        letters = [of.idempotency_key for of in source.store.letters.page(NAME)]
+        letters = [of.idempotency_key for of in source.store.letters.page(consumer=NAME)]
         at = position(1)
         assert letters == [f"tag-{position(0).lsn}-0", f"tag-{at.lsn}-{at.idx}"]
 

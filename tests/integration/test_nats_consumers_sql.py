@@ -44,7 +44,7 @@ def test_a_condition_in_sql_filters_what_the_stream_and_blocks_have(known: Store
         it.done(first[-1])
         it.await_state("attached")
         assert it.keys() == keys([first[n] for n in (5, 7, 9)])
-        (letter,) = known.letters.page(NAME)
+        (letter,) = known.letters.page(consumer=NAME)
         assert (letter.code, letter.idempotency_key) == ("filter_failed", key(first[4]))
         assert letter.reason == "the filter can't be evaluated: division by zero"
         assert orjson.loads(letter.message)["record"] == {"id": 4, "n": 0}
@@ -58,7 +58,7 @@ def test_a_condition_in_sql_filters_what_the_stream_and_blocks_have(known: Store
         it.done(Position(first[-1].lsn + 1, 2))
         it.await_state("attached")
         assert it.keys()[3:] == more.column("idempotency_key").to_pylist()[2:]
-        assert len(known.letters.page(NAME)) == 2
+        assert len(known.letters.page(consumer=NAME)) == 2
         delivered = [of for of in reported(it) if "delivered" in of]
         assert sum(of["delivered"] for of in delivered) == 4
         assert sum(len(of["dead"]) for of in delivered) == 2

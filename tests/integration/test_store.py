@@ -84,6 +84,26 @@ def test_streams_of_an_earlier_build_are_refused(database: Database) -> None:
     assert database.execute("SELECT max(version) FROM penstock.migrations") == [(2,)]
 
 
+def test_dead_letters_of_an_earlier_build_become_their_consumers(database: Database) -> None:
+    schema = queries.load("penstock.streams", "schema.sql")
+    database.execute(queries.load("penstock.streams", "store.sql")["create_schema"])
+    for version in range(1, 17):
+        database.execute(schema[f"migration_{version}"])
+        database.execute(f"INSERT INTO penstock.migrations (version) VALUES ({version})")
+    database.execute(
+        "INSERT INTO penstock.sources (name, tag) VALUES ('shop', 't');"
+        "INSERT INTO penstock.streams (name, source_id, kind) SELECT 'orders', id, 'changes'"
+        " FROM penstock.sources;"
+        "INSERT INTO penstock.nats_consumers (stream_id, name, settings) SELECT id, 'mail', '{}'"
+        " FROM penstock.streams;"
+        "INSERT INTO penstock.dead_letters (sink, idempotency_key, subject, code, reason, message)"
+        " SELECT sink, 'k', 's', 'too_large', 'why', '{}' FROM unnest('{mail,out}'::text[]) AS s (sink)"
+    )
+    with Store.open(database.url) as store:
+        found = [(letter.sink, letter.consumer) for letter in store.letters.page()]
+    assert found == [(None, "mail"), ("out", None)]
+
+
 def test_a_role_that_may_not_create_is_reported(database: Database) -> None:
     database.execute("CREATE ROLE visitor LOGIN")
     try:
@@ -206,6 +226,15 @@ def test_dead_letters_of_sinks(store: Store) -> None:
     assert [letter.id for letter in store.letters.page("nats")] == [first.id]
     assert store.letters.get(second.id) is None
     assert store.letters.page(consumer="nats") == []
+    # A consumer of type nats of that name has its own, of the same message too.
+    store.letters.add("nats", letters[:1], "consumer")
+    (of,) = store.letters.page(consumer="nats")
+    assert (of.sink, of.consumer, of.publisher) == (None, "nats", "nats")
+    assert [letter.id for letter in store.letters.page("nats")] == [first.id]
+    causes = {(cause.sink, cause.consumer): cause.waiting for cause in store.letters.causes()}
+    assert causes == {("nats", None): 1, ("other", None): 1, (None, "nats"): 1}
+    store.letters.add("nats", letters[:2], "consumer")  # the first one again
+    assert store.letters.purge(consumer="nats") == 2
     assert store.letters.purge() == 2
 
 

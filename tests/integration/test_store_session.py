@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
 from queue import SimpleQueue
 
 import psycopg
@@ -20,7 +21,9 @@ from tests.streams_help import (
 )
 from tests.waits import Later, await_true
 
+from penstock.config.nats_consumers import NatsConsumer
 from penstock.config.settings import Config
+from penstock.core.delivery import DeadLetter
 from penstock.core.errors import SinkError, StoreError
 from penstock.core.message import Position, RoundPart
 from penstock.core.monitor import Report
@@ -77,6 +80,21 @@ def test_a_run_that_is_refused_changes_nothing(
         writer.close()
     registered(database)
     assert store.source("shop").tag == identify(database.url, SLOT).tag  # type: ignore[union-attr]  # it is there
+
+
+def test_dead_letters_are_of_the_sink_or_the_consumer_that_reports_them(
+    store: Store, database: Database
+) -> None:
+    sink = {"type": "nats", "source": "shop", "url": "nats://nats.invalid"}
+    mail = {"type": "nats", "stream": "events", "url": "nats://nats.invalid"}
+    consumers = {"mail": NatsConsumer.model_validate(mail)}
+    whole = config(database, out=sink).model_copy(update={"nats_consumers": consumers})
+    letter = asdict(DeadLetter("k", "s", "too_large", "2 MiB", "{}"))
+    with StoreSession(whole, database.url, lambda _: None) as run:
+        for name in ("out", "mail"):
+            assert run.handle({"sink": name, "dead": [letter]}) is None
+    found = [(each.sink, each.consumer) for each in store.letters.page()]
+    assert found == [("out", None), (None, "mail")]
 
 
 class Sessions:

@@ -10,6 +10,7 @@ import pytest
 from penstock.config.settings import Config
 from penstock.config.sinks import NatsSinkSettings
 from penstock.config.sources import PostgresSource
+from penstock.core.errors import SinkError
 from penstock.streams.records import StoredLetter
 from penstock.streams.store import Store
 from penstock.trial.replay import Replay
@@ -48,9 +49,29 @@ def test_a_message_that_parsers_refuse_is_published_as_it_is(
         f'{{"record":{{"v":{value}}},"changes":null,"action":"insert",'
         '"metadata":{"idempotency_key":"k","record_pks":[1e999],"commit_lsn":7}}'
     )
-    letter = SimpleNamespace(id=3, sink="out", subject="", code="filter_failed", message=message)
+    letter = SimpleNamespace(
+        id=3, publisher="out", consumer=None, subject="", code="filter_failed", message=message
+    )
     replay.send(cast("StoredLetter", letter))
     ((subject, key, body),) = published
     assert (subject, key, marked) == ("s.t", "k", [3])
     assert f'"v":{value}'.encode() in body
     assert b'"record_pks":[1e999]' in body
+
+
+@pytest.mark.parametrize(
+    ("of_consumer", "refused"),
+    [(True, "no consumer of type nats 'mail'"), (False, "no NATS sink 'mail'")],
+)
+def test_a_letter_goes_to_none_but_what_it_is_of(refused: str, *, of_consumer: bool) -> None:
+    """The other of the two may have the name by now."""
+    made = Config(sources={}, sinks={})
+    if not of_consumer:
+        made = made.model_copy(update={"nats_consumers": {"mail": None}})
+    replay = Replay(cast("Store", None), lambda: made)
+    consumer = "mail" if of_consumer else None
+    letter = SimpleNamespace(
+        id=3, publisher="mail", consumer=consumer, subject="s", code="too_large", message="{}"
+    )
+    with pytest.raises(SinkError, match=f"The configuration has {refused} any more"):
+        replay.send(cast("StoredLetter", letter))

@@ -34,8 +34,8 @@ Beside = Callable[[Consumers, asyncio.Event], Awaitable[None]]
 class Api(FastAPI):
     """The API over the store at `url`, which is open while the app runs; `beside` runs with it.
 
-    Without `tools` it has no `/v1/check`, and sinks' dead letters can't be replayed. `records_url` is
-    where the records table is, None where it is in the store.
+    Without `tools` it has no `/v1/check`, and dead letters of sinks and NATS consumers can't be
+    replayed. `records_url` is where the records table is, None where it is in the store.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the API can do beside the store: checks, and replays of sinks' dead letters."""
+"""What the API can do beside the store: checks, and replays of dead letters that are published."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ApiTools:
         return inspect_plan(plan, snapshot, os.environ, store)
 
     def replay(self, store: Store, config: Config, letter: StoredLetter, also: Also) -> None:
-        """Deliver a sink's dead letter again and record it, with `also`; raises `PenstockError`."""
+        """Publish a dead letter again and record it, with `also`; raises `PenstockError`."""
         from penstock.trial.replay import Replay
 
         with Replay(store, lambda: config) as replay:

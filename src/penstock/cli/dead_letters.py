@@ -65,24 +65,19 @@ class _Letters:
         store: The store.
         configuration: Gives what they are replayed by, with the sinks or a relay's database.
         sinks: Gives the names of the sinks, whatever else is wrong with the configuration.
+        kind: Returns whether the sink of a letter is a "sink", or a "pipeline" of a relay.
     """
 
     store: Store
     configuration: Callable[[], Config]
     sinks: Callable[[], list[str]]
-
-    @functools.cached_property
-    def publishers(self) -> tuple[str, ...]:
-        """The names of the consumers of type nats: their letters are stored as a sink's are."""
-        from penstock.streams.nats_consumers import NatsConsumers
-
-        return tuple(NatsConsumers(self.store).streams())
+    kind: Callable[[str], str]
 
     def owner(self, letter: StoredLetter) -> str:
         """Return what a letter is of."""
-        if letter.sink is None or letter.sink in self.publishers:
-            return f"consumer {letter.consumer or letter.sink}"
-        return f"sink {letter.sink}"
+        if letter.sink is None:
+            return f"consumer {letter.consumer}"
+        return f"{self.kind(letter.sink)} {letter.sink}"
 
 
 @contextlib.contextmanager
@@ -95,13 +90,16 @@ def _letters(config: Path, url: str | None, store_url: str | None) -> Iterator[_
     if url is None:
         with store_of(config, store_url) as store:
             yield _Letters(
-                store, lambda: _configured(config, store_url), lambda: _sinks(config, store)
+                store,
+                lambda: _configured(config, store_url),
+                lambda: _sinks(config, store),
+                functools.cache(lambda name: _kind(config, store, name)),
             )
         return
     relay = configuration(url, None, store_url)
     source = relay.outboxes["outbox"]
     with Store.open((relay.store or source.url).get_secret_value()) as store:
-        yield _Letters(store, lambda: relay, lambda: _pipelines(source))
+        yield _Letters(store, lambda: relay, lambda: _pipelines(source), lambda _: "pipeline")
 
 
 def _configured(file: Path, store_url: str | None) -> Config:
@@ -118,6 +116,21 @@ def _sinks(file: Path, store: Store) -> list[str]:
 
     names = dict.fromkeys(sink_names(file)) if file.exists() else {}
     return list(names | dict.fromkeys(DesiredState(store).read().of_kind("sink")))
+
+
+def _kind(file: Path, store: Store, name: str) -> str:
+    """Return what has dead letters as a sink: what is no sink of a file with outboxes is a pipeline."""
+    from penstock.config.file import has_outboxes
+    from penstock.syncs.job import SINK
+
+    relays = file.exists() and has_outboxes(file)
+    return "pipeline" if relays and name not in (SINK, *_sinks(file, store)) else "sink"
+
+
+def _consumers(store: Store) -> list[str]:
+    from penstock.streams.nats_consumers import NatsConsumers
+
+    return [*(found.name for found in store.consumers()), *NatsConsumers(store).streams()]
 
 
 def _pipelines(source: OutboxSource) -> list[str]:
@@ -138,7 +151,7 @@ def list_letters(
 ) -> None:
     """List dead letters, without their messages."""
     with errors(), _letters(config, url, store_url) as letters:
-        sink, consumer = _check_names(letters, sink, consumer)
+        _check_names(letters, sink, consumer)
         found = letters.store.letters.page(sink, consumer, limit + 1)
         more = len(found) > limit
         del found[limit:]
@@ -192,11 +205,11 @@ def replay_letters(
     url: RelayUrl = None,
     store_url: StoreUrl = None,
 ) -> None:
-    """Publish a sink's again, with their Nats-Msg-Id; put a consumer's back into it."""
+    """Publish those of sinks and NATS consumers again, with their Nats-Msg-Id; put others back."""
     if bool(numbers) == everything:
         raise fail("name dead letters by their numbers, or add --all (of a --sink, a --consumer)")
     with errors(), _letters(config, url, store_url) as letters:
-        sink, consumer = _check_names(letters, sink, consumer)
+        _check_names(letters, sink, consumer)
         from penstock.desired.actions import Action, of_letters
         from penstock.trial.replay import Replay
 
@@ -233,7 +246,7 @@ def purge_letters(
     from penstock.desired.actions import note_action, of_letters
 
     with errors(), _letters(config, url, store_url) as letters:
-        sink, consumer = _check_names(letters, sink, consumer)
+        _check_names(letters, sink, consumer)
         named = [_letter(letters.store, number) for number in numbers or ()]
         for letter in named:
             _check_owner(letters, letter, sink, consumer)
@@ -276,27 +289,21 @@ def _check_owner(
         raise fail(f"dead letter {letter.id} belongs to {letters.owner(letter)}")
 
 
-def _check_names(
-    letters: _Letters, sink: str | None, consumer: str | None
-) -> tuple[str | None, str | None]:
-    """Return the sink and the consumer whose dead letters are meant: one of type nats has a sink's.
-
-    Ends the command where there is none of a name, rather than find nothing.
-    """
+def _check_names(letters: _Letters, sink: str | None, consumer: str | None) -> None:
+    """End the command where there is no sink or consumer of a name, rather than find nothing."""
     if sink is not None and consumer is not None:
         raise fail("a dead letter is of a sink or of a consumer: give --sink or --consumer")
     store = letters.store
     if sink is not None and not store.letters.page(sink=sink, limit=1):
         names = letters.sinks()
         if sink not in names:
+            if sink in _consumers(store):
+                raise fail(f"{sink!r} is a consumer, and no sink: give --consumer {sink}")
             raise fail(unknown("sink", sink, names, "the configuration has none"))
-    if consumer is not None:
-        if consumer in letters.publishers:
-            return consumer, None
-        names = [*(found.name for found in store.consumers()), *letters.publishers]
+    if consumer is not None and not store.letters.page(consumer=consumer, limit=1):
+        names = _consumers(store)
         if consumer not in names:
             raise fail(unknown("consumer", consumer, names, "the store has none yet"))
-    return sink, consumer
 
 
 def _described(letter: StoredLetter) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from penstock.config import STORE_VARIABLE, yaml_lines
 from penstock.config.explain import message_of
+from penstock.config.models import type_of
 from penstock.config.reader import Reader, names_of, text_of
 from penstock.config.settings import CONFIG_FILE, Config, StoreSettings
 from penstock.core.errors import ConfigError
@@ -92,3 +93,9 @@ def load_store(
 def sink_names(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return what the file calls its sinks, whatever else is wrong in it."""
     return list(names_of(Reader.of_file(path, environ).document.value, "sinks"))
+
+
+def has_outboxes(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a file has a source of type outbox, whatever else is wrong in it."""
+    sources = names_of(Reader.of_file(path, environ).document.value, "sources")
+    return any(type_of("source", source) == "outbox" for source in sources.values())

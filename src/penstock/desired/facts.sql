@@ -8,7 +8,7 @@ WHERE NOT EXISTS (SELECT FROM penstock.removals r WHERE r.kind = 'sink' AND r.na
 
 -- name: consumers
 -- The consumers but for the streams' own, each with the dead letters that go with it: those of one of
--- type nats stay, as a sink's.
+-- type nats stay.
 SELECT c.name, s.name,
        (SELECT count(*) FROM penstock.dead_letters d WHERE d.consumer_id = c.id)
 FROM penstock.consumers c JOIN penstock.streams s ON s.id = c.stream_id WHERE NOT c.own

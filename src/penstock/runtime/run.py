@@ -114,7 +114,7 @@ class Run:
             return failed
         if "altered" in report:
             self._queries[report["capture"]].note_altered(report)
-        self._log.report(report)
+        self._log.report(report, self._config.nats_consumers)
         self.state.update(report)
         if "sink" in report and report.get("state") == "attached":
             self._streams_due = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 import structlog
 
@@ -26,12 +26,17 @@ class RunLog:
         self._ended: dict[str, tuple[float, str]] = {}  # source -> since when, and why last
         self._failed: set[str] = set()  # texts of the failures of no single source
 
-    def report(self, report: Report) -> None:
-        """Log the dead letters, the store's failure, and the failures of sinks that are behind."""
+    def report(self, report: Report, consumers: Container[str] = ()) -> None:
+        """Log the dead letters, the store's failure, and the failures of sinks that are behind.
+
+        `consumers` are those of type nats, which are among the sinks.
+        """
         for letter in report.get("dead") or ():
+            name = report["sink"]
             log.error(
-                "dead letter", sink=report["sink"], code=letter["code"],
-                reason=letter["reason"], idempotency_key=letter["idempotency_key"],
+                "dead letter", **{"consumer" if name in consumers else "sink": name},
+                code=letter["code"], reason=letter["reason"],
+                idempotency_key=letter["idempotency_key"],
             )  # fmt: skip
         if "store" in report:
             self._log_store(report)

@@ -256,9 +256,10 @@ class StoreSession:
     def handle(self, report: Report) -> Report | None:
         """Do what a report asks for; return an error as the answer to its sender."""
         if report.get("dead") and not report.get("kept"):
-            letters = [DeadLetter(**letter) for letter in report["dead"]]
+            name, letters = report["sink"], [DeadLetter(**letter) for letter in report["dead"]]
             try:
-                self._store.letters.add(report["sink"], letters)
+                is_consumer = name in self._config.nats_consumers
+                self._store.letters.add(name, letters, "consumer" if is_consumer else "sink")
             except StoreError as error:
                 return {"error": str(error)}
         if report.get("behind"):

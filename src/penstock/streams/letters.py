@@ -17,6 +17,10 @@ _SQL: Final = {
 }
 
 
+Publishing = Literal["sink", "consumer"]
+"""What publishes, and has its dead letters by its name: a sink, or a consumer of type nats."""
+
+
 class Fitting(TypedDict, total=False):
     """What dead letters may be selected by; None of a member leaves it out.
 
@@ -61,11 +65,11 @@ class DeadLetters:
     def __init__(self, connection: Lends) -> None:
         self._connection = connection
 
-    def add(self, sink: str, letters: Sequence[DeadLetter]) -> None:
-        """Store what a sink can never deliver."""
+    def add(self, name: str, letters: Sequence[DeadLetter], kind: Publishing = "sink") -> None:
+        """Store what a sink, or a consumer of type nats, can never deliver."""
         rows = [
             (
-                sink,
+                name,
                 letter.idempotency_key,
                 _storable(letter.subject),
                 letter.code,
@@ -75,7 +79,7 @@ class DeadLetters:
             for letter in letters
         ]
         with self._connection.lend() as connection, connection.transaction():
-            connection.cursor().executemany(_SQL["add_dead_letter"], rows)
+            connection.cursor().executemany(_SQL["add_dead_letter"].replace("{kind}", kind), rows)
 
     def known(self, sink: str, keys: Sequence[str]) -> set[str]:
         """Return which idempotency keys a sink has dead letters of already."""

@@ -79,7 +79,11 @@ class ConsumerRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter of a sink or of a consumer."""
+    """A dead letter of a sink or of a consumer.
+
+    One of a consumer that is not of type nats has its stream's position; those of sinks and of consumers
+    of type nats have none.
+    """
 
     id: int
     sink: str | None
@@ -94,6 +98,11 @@ class StoredLetter:
     deliver_count: int | None
     at: datetime
     replayed_at: datetime | None
+
+    @property
+    def publisher(self) -> str | None:
+        """The sink or the consumer of type nats that it is of, None where it is of neither."""
+        return self.sink or (self.consumer if self.lsn is None else None)
 
 
 @dataclass(frozen=True, slots=True)

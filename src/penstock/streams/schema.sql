@@ -516,6 +516,16 @@ ALTER TABLE penstock.audit DROP CONSTRAINT audit_action_check;
 ALTER TABLE penstock.audit ALTER COLUMN version DROP NOT NULL;
 ALTER TABLE penstock.tokens ADD COLUMN uuid uuid NOT NULL DEFAULT gen_random_uuid()
 
+-- name: migration_17
+-- A dead letter of a consumer of type nats has the consumer's name: it outlives the consumer, and was a
+-- sink's by that name before.
+ALTER TABLE penstock.dead_letters ADD COLUMN consumer text, ADD UNIQUE (consumer, idempotency_key),
+    DROP CONSTRAINT dead_letters_check;
+UPDATE penstock.dead_letters SET sink = NULL, consumer = sink
+WHERE sink IN (SELECT name FROM penstock.nats_consumers);
+ALTER TABLE penstock.dead_letters ADD CONSTRAINT dead_letters_check
+    CHECK (num_nonnulls(sink, consumer, consumer_id) = 1)
+
 -- name: source_table
 -- One row for each part of each round whose messages are written, in the same transaction as
 -- they. A batch (start, end] is there when all parts of one plan of it are, and then all before it are

@@ -186,17 +186,18 @@ SELECT idempotency_key FROM penstock.dead_letters WHERE sink = %s AND idempotenc
 
 -- name: add_dead_letter
 -- One that comes again, after a replay or a crash, is the same dead letter, and waits again. Its
--- subject is no part of its identity: that may be longer than an index takes.
-INSERT INTO penstock.dead_letters (sink, idempotency_key, subject, code, reason, message)
+-- subject is no part of its identity: that may be longer than an index takes. {kind}: `sink`, or
+-- `consumer` of one of type nats.
+INSERT INTO penstock.dead_letters ({kind}, idempotency_key, subject, code, reason, message)
 VALUES (%s, %s, %s, %s, %s, %s)
-ON CONFLICT (sink, idempotency_key) DO UPDATE
+ON CONFLICT ({kind}, idempotency_key) DO UPDATE
 SET subject = excluded.subject, code = excluded.code, reason = excluded.reason,
     message = excluded.message, at = now(), replayed_at = NULL
 
 -- name: letter_fits
 -- The condition that a dead letter `d` fits all that is given.
 (%(sink)s::text IS NULL OR d.sink = %(sink)s)
-  AND (%(consumer)s::text IS NULL
+  AND (%(consumer)s::text IS NULL OR d.consumer = %(consumer)s
        OR d.consumer_id = (SELECT id FROM penstock.consumers WHERE name = %(consumer)s))
   AND (%(id)s::bigint IS NULL OR d.id = %(id)s)
   AND d.id > %(after)s AND (%(through)s::bigint IS NULL OR d.id <= %(through)s)
@@ -208,22 +209,23 @@ SET subject = excluded.subject, code = excluded.code, reason = excluded.reason,
                  lower(%(text)s)) > 0)
 
 -- name: dead_letters
-SELECT d.id, d.sink, c.name, d.lsn, d.idx, d.idempotency_key, d.subject, d.code, d.reason, d.message,
-       d.deliver_count, d.at, d.replayed_at
+SELECT d.id, d.sink, coalesce(d.consumer, c.name), d.lsn, d.idx, d.idempotency_key, d.subject, d.code,
+       d.reason, d.message, d.deliver_count, d.at, d.replayed_at
 FROM penstock.dead_letters d LEFT JOIN penstock.consumers c ON c.id = d.consumer_id
 WHERE {fits}
 ORDER BY d.id {direction} LIMIT %(limit)s OFFSET %(offset)s
 
 -- name: dead_letter_causes
 -- How many dead letters of each sink and consumer have each cause, with the reason of the newest.
-SELECT g.sink, c.name, g.code, g.waiting, g.replayed, g.first_at, g.last_at, g.last_id,
+SELECT g.sink, g.consumer, g.code, g.waiting, g.replayed, g.first_at, g.last_at, g.last_id,
        (SELECT left(n.reason, 500) FROM penstock.dead_letters n WHERE n.id = g.last_id)
 FROM (
-    SELECT d.sink, d.consumer_id, d.code, count(*) - count(d.replayed_at) AS waiting,
-           count(d.replayed_at) AS replayed, min(d.at) AS first_at, max(d.at) AS last_at,
-           max(d.id) AS last_id
-    FROM penstock.dead_letters d WHERE {fits} GROUP BY d.sink, d.consumer_id, d.code
-) g LEFT JOIN penstock.consumers c ON c.id = g.consumer_id
+    SELECT d.sink, coalesce(d.consumer, c.name) AS consumer, d.code,
+           count(*) - count(d.replayed_at) AS waiting, count(d.replayed_at) AS replayed,
+           min(d.at) AS first_at, max(d.at) AS last_at, max(d.id) AS last_id
+    FROM penstock.dead_letters d LEFT JOIN penstock.consumers c ON c.id = d.consumer_id
+    WHERE {fits} GROUP BY 1, 2, 3
+) g
 
 -- name: mark_replayed
 UPDATE penstock.dead_letters SET replayed_at = now() WHERE id = %s

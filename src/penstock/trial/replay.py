@@ -1,7 +1,7 @@
-"""Delivers dead letters again: a sink's are published once more, a consumer's go back into it.
+"""Delivers dead letters again: those of sinks and NATS consumers are published, others put back.
 
-What a sink was to send is sent as it was. A message that is stored as it was captured goes through the
-filter, transform, route and form that its sink, or its pipeline from an outbox, has by now.
+What was to be sent is sent as it was. A message that is stored as it was captured goes through the
+filter, transform, route and form that its sink or consumer, or its pipeline from an outbox, has by now.
 """
 
 from __future__ import annotations
@@ -52,14 +52,11 @@ class Replay:
         Raises `ConfigError`, `SinkError`, `CaptureError`, `ConsumerError` or `StoreError`; the letter
         then stays as it was.
         """
-        if letter.sink is None:
+        name = letter.publisher
+        if name is None:
             asyncio.run(self._give_back(letter, also))
             return
-        if not letter.subject:
-            self._anew(letter, letter.sink)
-            self._store.letters.mark_replayed(letter.id, also)
-            return
-        if letter.code in ("subject_too_long", "bad_subject"):
+        if letter.subject and letter.code in ("subject_too_long", "bad_subject"):
             raise SinkError(
                 letter.code,
                 f"Dead letter {letter.id} has no subject that it could be sent to: {letter.reason}.",
@@ -67,8 +64,12 @@ class Replay:
                 f" {letter.id}`.",
                 transient=False,
             )
-        key = letter.idempotency_key or ""
-        self._publisher(letter.sink).publish(letter.subject, key, letter.message.encode())
+        self._check_kind(letter, name)
+        if letter.subject:
+            key = letter.idempotency_key or ""
+            self._publisher(name).publish(letter.subject, key, letter.message.encode())
+        else:
+            self._anew(letter, name)
         self._store.letters.mark_replayed(letter.id, also)
 
     def __enter__(self) -> Self:
@@ -76,6 +77,12 @@ class Replay:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    def _check_kind(self, letter: StoredLetter, name: str) -> None:
+        """Raise `SinkError` where a sink's name is a consumer's of type nats by now, or the reverse."""
+        if (name in self._all().nats_consumers) != (letter.consumer is not None):
+            kind = "NATS sink" if letter.consumer is None else "consumer of type nats"
+            raise self._no_sink(f"The configuration has no {kind} {name!r}")
 
     async def _give_back(self, letter: StoredLetter, also: Also) -> None:
         consumers = Consumers(self._store.url, pool_size=1)
@@ -165,10 +172,13 @@ class Replay:
             self._configs[name] = self._found(name)
         return self._configs[name]
 
-    def _found(self, name: str) -> Config:
+    def _all(self) -> Config:
         if self._whole is None:
             self._whole = self._configuration()
-        whole = self._whole
+        return self._whole
+
+    def _found(self, name: str) -> Config:
+        whole = self._all()
         if name in whole.sinks or name in whole.nats_consumers:
             return whole
         if not whole.outboxes:

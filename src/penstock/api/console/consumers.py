@@ -128,7 +128,7 @@ async def rewind(visit: Visit) -> Response:
 
 async def _page(visit: Visit, code: int = 200) -> Response:
     name = visit.part("name")
-    body, entity = await _served(visit), await entity_of(visit, name, "consumers")
+    body, entity = await served(visit, name), await entity_of(visit, name, "consumers")
     if body is None and entity is not None and entity["refusal"] is None:
         return visit.render("consumers/waiting.html", name=name, stream=entity["spec"]["stream"])
     body = body or _not_served(visit, entity)
@@ -187,13 +187,15 @@ def _holds(facts: Mapping[str, Any] | None, held: Sequence[Row]) -> int:
 
 async def _body(visit: Visit) -> Row:
     """Return a consumer of either kind as the API has it."""
-    found = await _served(visit)
-    return found or _not_served(visit, await entity_of(visit, visit.part("name"), "consumers"))
+    name = visit.part("name")
+    found = await served(visit, name)
+    return found or _not_served(visit, await entity_of(visit, name, "consumers"))
 
 
-async def _served(visit: Visit) -> Row | None:
+async def served(visit: Visit, name: str) -> Row | None:
+    """Return what the API has of a consumer of any type, None if there is none of that name."""
     for section in ("http-consumers", "nats-consumers"):
-        answer = await visit.api("GET", f"/v1/{section}/{visit.part('name')}")
+        answer = await visit.api("GET", f"/v1/{section}/{name}")
         if answer.ok:
             found: Row = answer.body
             return found

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from penstock.api.console import exact
+from penstock.api.console.consumers import served
 from penstock.api.console.lists import ApiListing, Column, Listing
 from penstock.api.console.page import ConsolePage, Visit
 
@@ -196,8 +197,8 @@ async def _letter_page(visit: Visit, status: int = 200) -> Response:
         place = _place(message)
     stream = None
     if letter["consumer"] is not None:
-        answer = await visit.api("GET", f"/v1/http-consumers/{letter['consumer']}")
-        stream = answer.body["stream"] if answer.ok else None
+        consumer = await served(visit, letter["consumer"])
+        stream = None if consumer is None else consumer["stream"]
     of = {"sink": letter["sink"], "consumer": letter["consumer"], "code": letter["code"]}
     return visit.render(
         "dead_letters/letter.html", status, letter=letter, message=message, place=place,

@@ -106,8 +106,14 @@ async def message(visit: Visit) -> Response:
     shown = {key: value for key, value in chosen.items() if key != "position"}
     key = shown.get("metadata", {}).get("idempotency_key")
     letters = await visit.all("/v1/dead-letters", idempotency_key=key) if key else []
+    # Those with a count of deliveries are in the history.
+    letters = [each for each in letters if each["deliver_count"] is None]
     nats = [
-        {**each, "done": _passed(each, chosen["position"])}
+        {
+            **each,
+            "done": _passed(each, chosen["position"]),
+            "dead_letter": next((x for x in letters if x["consumer"] == each["name"]), None),
+        }
         for each in await visit.all("/v1/nats-consumers")
         if each["stream"] == name
     ]
@@ -124,7 +130,7 @@ async def message(visit: Visit) -> Response:
         history=history,
         more=more,
         consumer=consumer,
-        letters=[each for each in letters if each["sink"] is not None],
+        letters=[x for x in letters if x["consumer"] not in {each["name"] for each in nats}],
         nats=nats,
         curl=_curl(path, {}),
         post=f'curl -X POST -H "Content-Type: application/json" --data-raw {shlex.quote(body)}'

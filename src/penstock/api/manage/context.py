@@ -62,7 +62,7 @@ class Tools(Protocol):
         """
 
     def replay(self, store: Store, config: Config, letter: StoredLetter, also: Also) -> None:
-        """Deliver a sink's dead letter again and record it, with `also`; raises `PenstockError`."""
+        """Publish a dead letter again and record it, with `also`; raises `PenstockError`."""
 
     def try_sink(self, config: Config, sink: str, messages: bytes) -> Sequence[Mapping[str, Any]]:
         """Return what a sink would make of messages in JSON; raises `TrialRefusal`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -179,13 +179,19 @@ async def _letter_of(context: Context, number: int) -> StoredLetter:
 async def _replay(
     context: Context, letter: StoredLetter, line: Also, config: Config | None = None
 ) -> None:
-    if letter.consumer is not None:
-        await (await context.consumers.get(letter.consumer)).replay(letter.id, line)
+    if letter.publisher is None:
+        await (await context.consumers.get(letter.consumer or "")).replay(letter.id, line)
     elif context.tools is not None:
-        config = config or await pipelines_of(context)
+        config = config or await _publishing(context, [letter])
         await context.run_long(context.tools.replay, context.store, config, letter, line)
     else:
         raise Problem(409, "This process can't publish: `penstock dead-letters replay` can.")
+
+
+async def _publishing(context: Context, letters: Iterable[StoredLetter]) -> Config:
+    """Return what has the settings of the sinks and of the consumers that publish the letters."""
+    names = {letter.consumer for letter in letters if letter.publisher is not None}
+    return await pipelines_of(context, {name for name in names if name is not None})
 
 
 @api.get(_LETTERS, response_model=_LettersPage, summary="List dead letters")
@@ -224,7 +230,8 @@ async def show_letter(context: AppContext, number: _Id) -> Response:
     f"{_LETTERS}/{{id}}/replay",
     response_model=Success,
     summary="Deliver a dead letter again",
-    description="A sink's is published once more, a consumer's goes back into it.",
+    description="A sink's, or a consumer's of type nats, is published once more; another consumer's "
+    "goes back into it.",
     responses=documented(409, 424),
 )
 async def replay_letter(context: AppContext, number: _Id, request: Request) -> Response:
@@ -260,8 +267,8 @@ async def drop_letter(context: AppContext, number: _Id, request: Request) -> Res
 async def replay_letters(context: AppContext, request: Request) -> Response:
     selection = _Replay.model_validate(await read_object(request))
     found, left = await _selected(context, selection)
-    of_sinks = context.tools is not None and any(letter.consumer is None for letter in found)
-    config = await pipelines_of(context) if of_sinks else None
+    publishes = context.tools is not None and any(letter.publisher for letter in found)
+    config = await _publishing(context, found) if publishes else None
     of = of_letters(*await _named(context, selection.sink, selection.consumer))
     action = Action(*of, "replay dead letters", _details(selection))
     line = await context.run(action.counting, context.store, actor_of(request))

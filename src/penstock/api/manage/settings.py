@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -33,10 +34,16 @@ async def config_of(context: Context) -> tuple[Config, Mapping[Key, str]]:
     return await context.run(_usable, snapshot, context.store)
 
 
-async def pipelines_of(context: Context) -> Config:
-    """Return what can be used of the same, without consumers."""
-    snapshot = await context.run(context.state.read, SECTIONS.keys() - {"consumer"})
-    return (await context.run(_usable, snapshot, context.store))[0]
+async def pipelines_of(context: Context, consumers: Collection[str] = ()) -> Config:
+    """Return what can be used of the same; of the consumers those of these names alone."""
+    kinds = SECTIONS.keys() - ({"consumer"} if not consumers else ())
+    snapshot = await context.run(context.state.read, kinds)
+    kept = {
+        key: entity
+        for key, entity in snapshot.entities.items()
+        if entity.kind != "consumer" or entity.name in consumers
+    }
+    return (await context.run(_usable, replace(snapshot, entities=kept), context.store))[0]
 
 
 def _usable(snapshot: Snapshot, store: Store) -> tuple[Config, Mapping[Key, str]]:

@@ -335,7 +335,7 @@ class Drainer:
             return
         again = self._delivered.counted(messages) - self._delivered.counted(rest)
         if written.dead:
-            self._store.letters.add(self.sink, written.dead)
+            self._store.letters.add(self.sink, written.dead, self._backlog.kind)
         written = replace(written, delivered=max(written.delivered - again, 0))
         self._on_report(reports.outcome(self.sink, written, kept=True))
 

@@ -10,6 +10,7 @@ from penstock.core.errors import SinkError
 from penstock.core.message import Position
 from penstock.sinks.backlog import store as backlog
 from penstock.sinks.backlog.store import Behind, Connection, Taken
+from penstock.streams.letters import Publishing
 from penstock.streams.nats_consumers import PAUSED
 from penstock.streams.segments import lock_writers
 
@@ -17,8 +18,8 @@ from penstock.streams.segments import lock_writers
 class SinkBacklog:
     """The backlog of the sink `name` of a source; used by its drainer's thread alone."""
 
-    kind = "sink"
-    """What it is the backlog of, as the log has it."""
+    kind: Publishing = "sink"
+    """What it is the backlog of, as the log and its dead letters have it."""
     paused = False
     """Whether nothing is to be delivered now."""
     rewinds = 0
