@@ -1,4 +1,4 @@
-"""The jobs that a manifest has an API do (`AsyncRetriever`): a part of `worker`, without Penstock too.
+"""The jobs that a manifest has an API do (`AsyncRetriever`): a part of `worker`.
 
 Where a request about a job fails, airbyte-cdk asks again at once, for as long as the job may take, and
 reports at the end alone that something was wrong. Here that request ends the read.

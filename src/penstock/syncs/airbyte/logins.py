@@ -1,4 +1,4 @@
-"""The tokens of OAuth of a manifest's logins: a part of `worker`, which imports nothing of Penstock.
+"""The tokens of OAuth of a manifest's logins: a part of `worker`.
 
 Where the API replaces the refresh token, Penstock keeps both tokens for all processes that use the
 credential, and one of them at a time gets new ones. Other tokens are kept in this process alone.

@@ -1,4 +1,4 @@
-"""Reads one stream of a manifest: a part of `worker`, which imports nothing of Penstock either."""
+"""Reads one stream of a manifest: a part of `worker`."""
 
 import datetime
 import hashlib

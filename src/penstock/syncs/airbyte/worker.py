@@ -1,10 +1,10 @@
 """The process that runs a manifest: a program for the environment that has airbyte-cdk.
 
-It imports nothing of Penstock, and talks in lines of JSON: an order comes in, messages go out, and each
-of these but the last has an answer. It makes no connection: requests, and waits between them, are
-messages too, so that Penstock's budget, time-outs and rules about addresses hold for them.
+Of Penstock it imports files beside this one alone: `channel`, `transport`, `stream_reader`, `logins` and
+`async_jobs`. It makes no connection: requests, and waits between them, are messages to Penstock, so that
+its budget, time-outs and rules about addresses hold for them.
 
-Names of airbyte-cdk that begin with `_` are used here alone; the lock pins its version.
+Names of airbyte-cdk that begin with `_` are used in this program alone; the lock pins its version.
 """
 
 import functools
