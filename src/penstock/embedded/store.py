@@ -2,7 +2,8 @@
 
 The first one that needs it starts it, and the last one that is done with it stops it, whichever started
 it. Each holds a shared lock on `store.lock` meanwhile, which ends with the process; the server's guard
-waits for the lock and ends what was left running. While they hold it each of them supervises the
+waits for the lock and ends what was left running. The file has the server's port: what Postgres itself
+notes of it is gone where a start is killed. While they hold it each of them supervises the
 server. The lock on `store.password` is that of the one process that starts it.
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -36,7 +36,6 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "log_checkpoints": "off",
 }
 _STOPPING: Final = "stopping"
-_PORT_OPTION: Final = re.compile(r'"-p" "(\d+)"')
 _TIMEOUT = 60.0
 _POLL = 0.02
 
@@ -190,7 +189,7 @@ class _Share:
         """
         _clear(self._data)
         try:
-            return self._start_on(self._port or _last_port(self._data))
+            return self._start_on(self._port or self._last_port())
         except PortTakenError:
             if self._port is not None or self._is_shared():
                 raise
@@ -218,7 +217,14 @@ class _Share:
         )
         self._server.start()
         assert self._server.port is not None  # noqa: S101 - for the type checker
+        os.pwrite(self._lock, b"%5d\n" % self._server.port, 0)
         return self._server.port
+
+    def _last_port(self) -> int | None:
+        """Return the port of the server's last start: other processes may have it in their URLs."""
+        with contextlib.suppress(ValueError):
+            return int(os.pread(self._lock, 5, 0))
+        return None  # there was none yet
 
     def _stop(self) -> None:
         if self._server is not None and self._server.pid is not None:
@@ -262,14 +268,6 @@ def _open_private(path: Path) -> int:
         os.fchmod(file, 0o600)
         own(file, path.parent)
     return file
-
-
-def _last_port(data: Path) -> int | None:
-    """Return the port of the server's last start: other processes may have it in their URLs."""
-    with contextlib.suppress(OSError):
-        found = _PORT_OPTION.search((data / "postmaster.opts").read_text())
-        return None if found is None else int(found[1])
-    return None
 
 
 def _running(data: Path) -> _Running | None:
