@@ -101,6 +101,11 @@ def consumer(stream: JetStream, tide: Database, name: str = "in") -> dict[str, A
     return stream.api(f"CONSUMER.INFO.{STREAM}.{durable(tide, name)}", {})
 
 
+def await_none_asking(stream: JetStream, tide: Database) -> None:
+    """Wait until the server has no request of a session any more, which would get what comes next."""
+    await_true(lambda: not consumer(stream, tide)["num_waiting"])
+
+
 def acked(stream: JetStream, tide: Database) -> int:
     found = consumer(stream, tide)
     if "ack_floor" not in found or found["num_ack_pending"]:
@@ -226,6 +231,7 @@ def test_what_had_no_ack_goes_before_what_is_new(tide: Database, stream: JetStre
     configure(tide, stream.url)
     with filling(tide):
         await_state(tide, "running")
+    await_none_asking(stream, tide)
     publish(stream, *range(1, 30))
     assert take(stream, durable(tide), 5) == [1, 2, 3, 4, 5]
     # One of them never comes again.
@@ -242,6 +248,7 @@ def test_a_session_that_is_broken_off_keeps_the_order(tide: Database, stream: Je
     configure(tide, stream.url, batch_size=2)
     with filling(tide):
         await_state(tide, "running")
+    await_none_asking(stream, tide)
     publish(stream, *range(1, 40))
     assert take(stream, durable(tide), 3) == [1, 2, 3]
     with filling(tide):
