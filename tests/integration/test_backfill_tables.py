@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.integration.backfilling import TEXTS, Backfilling, backfilling
+from tests.integration.backfilling import TEXTS, Backfilling, backfilling, before_watermarks
 from tests.integration.capturing import PATIENCE, Message, database_in, prepare
 from tests.integration.test_capture_types import exists, make_strange
 from tests.integration.test_values import CASES, OPTIONS
@@ -479,6 +479,34 @@ def test_rows_in_the_order_of_a_column_nulls_last(database: Database) -> None:
                 [key[0], key[2], key[1], key[2]],
             )
             assert [m.record["id"] for m in again.reads()] == [row[0] for row in left]
+
+
+@pytest.mark.parametrize("where", [None, "v > 0"])
+def test_rows_that_writers_move_to_the_end_are_not_followed_for_ever(
+    database: Database, monkeypatch: pytest.MonkeyPatch, where: str | None
+) -> None:
+    monkeypatch.setattr(sizing, "MOST", 1000)
+    monkeypatch.setattr(sizing, "LIVE_MOST", 10)
+    monkeypatch.setattr(planner, "_SCANS", (1000, 1000))
+    moved: list[int] = []
+
+    def move(_: object) -> None:
+        moved.append(1)
+        if len(moved) < 100:
+            database.execute("UPDATE t SET v = nextval('s') WHERE id <= 50")
+
+    before_watermarks(monkeypatch, move)
+    with backfilling(
+        database,
+        "CREATE SEQUENCE s",
+        "CREATE TABLE t (id int PRIMARY KEY, v bigint)",
+        "CREATE INDEX ON t (v)",
+        "INSERT INTO t SELECT n, nextval('s') FROM generate_series(1, 60) n",
+    ) as driver:
+        driver.start(sort_by="v", where=where)
+        driver.run()
+        assert len(moved) < 40
+        assert {m.record["id"] for m in driver.reads()} >= set(range(51, 61))
 
 
 def test_a_value_to_start_at_leaves_nulls_out(database: Database) -> None:

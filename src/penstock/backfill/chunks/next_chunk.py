@@ -116,6 +116,7 @@ class NextChunk:
         plan = self._planner.next(
             connection, self.sizing.rows, self.reread,
             lambda: commands.changed or commands.paused or time.monotonic() > until,
+            last=self.sizing.last,
         )  # fmt: skip
         commands.raise_if_changed()
         spec, source = target.start.spec, target.source

@@ -14,6 +14,8 @@ from penstock.backfill.session import SQL, Connection
 from penstock.postgres.reads import BackfillSpec, Cursor, Range, SourceTable
 
 _SCANS: Final = (20_000, 300_000)
+_LOOK_EVERY: Final = 10
+"""Chunks from one look for the end to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class ChunkPlanner:
         self.ended = False
         """Whether no row is behind the last chunk."""
         self._scan = _SCANS[0]
+        self._chunks = 0
 
     def weight(self, connection: Connection) -> float | None:
         """Return the bytes of text of one of the next rows; None if there is none.
@@ -57,30 +60,34 @@ class ChunkPlanner:
         rows: int,
         keys: tuple[tuple[str, ...], ...],
         stop: Callable[[], bool],
+        *,
+        last: int = 0,
     ) -> ChunkPlan:
         """Return the next chunk of about `rows` rows, and of those with `keys` besides.
+
+        Where no more than `last` are left, a chunk has all of them now and then: writers who move rows
+        behind its end, or add some, would be followed for ever otherwise.
 
         It may be empty: at the table's end, and where `stop` returns true before a row was found. Raises
         `psycopg.Error`.
         """
         found: Range | None = None
         while not self.ended and found is None:
-            found = self._ahead(connection, rows)
+            found = self._ahead(connection, rows, last)
             if stop():
                 break
         ahead = () if found is None else (found,)
         again = (Range(None, None, keys=keys),) if keys else ()
         return ChunkPlan((*ahead, *again), self._cursor)
 
-    def _ahead(self, connection: Connection, rows: int) -> Range | None:
+    def _ahead(self, connection: Connection, rows: int, last: int) -> Range | None:
         """Return the range behind the cursor and go on behind it; None where the filters pass no row."""
-        filters = ranges.filters(self._source, self._spec)
-        passes = True
-        if filters is None:
-            bound = self._bound(connection, rows)
-            more = bound is not None
-        else:
-            bound, more, passes = self._scanned(connection, filters, rows)
+        self._chunks += 1
+        bound, more, passes = None, True, True
+        if rows < last and self._chunks % _LOOK_EVERY == 0:
+            bound, more, passes = self._found(connection, last)
+        if more:
+            bound, more, passes = self._found(connection, rows)
         found = Range(self._after, bound, self._nulls)
         if bound is not None:
             self._after = self._cursor = bound
@@ -95,6 +102,14 @@ class ChunkPlanner:
             self._nulls, self._after = True, None
         else:
             self.ended = True
+
+    def _found(self, connection: Connection, rows: int) -> tuple[Cursor, bool, bool]:
+        """Return the key behind so many rows, whether there may be more, and whether any passes."""
+        filters = ranges.filters(self._source, self._spec)
+        if filters is not None:
+            return self._scanned(connection, filters, rows)
+        bound = self._bound(connection, rows)
+        return bound, bound is not None, True
 
     def _bound(self, connection: Connection, rows: int) -> Cursor:
         """Return the key of the row `rows` rows further on, None if there are not as many."""

@@ -15,6 +15,8 @@ LIVE_SECONDS: Final = 0.006
 """How long the rows of a chunk may take while live changes come, which wait for it."""
 LIVE_MOST: Final = 300
 """Rows of a chunk while live changes come: until it is done, none knows how long it takes."""
+LAST: Final = 3_000
+"""Rows that a backfill's last chunk may have even so."""
 IDLE_SECONDS: Final = 0.2
 _SMALL: Final = 1_000
 _RECENT: Final = 3
@@ -38,6 +40,11 @@ class Sizing:
     def rows(self) -> int:
         """How many rows the next chunk has."""
         return min(self._rows, self._light_enough)
+
+    @property
+    def last(self) -> int:
+        """How many rows the last chunk may have."""
+        return min(LAST, MOST, self._light_enough)
 
     def weighed(self, row_bytes: float | None) -> None:
         """Take the bytes of one of the next rows, if there is one."""
