@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import sys
@@ -150,9 +149,12 @@ class Read:
         return [record.upstream_id for page in pages for record in page.records], pages[-1].cursor
 
 
-@contextlib.contextmanager
+@pytest.fixture(scope="module", autouse=True)
 def airbyte_cdk() -> Iterator[None]:
-    """Have the environment, which is made from the lock once for all runs of this checkout."""
+    """Have the environment, which is made from the lock once for all runs of this checkout.
+
+    A file of tests that imports this has it.
+    """
     home = Path(sys.prefix) / "airbyte"
     home.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, (home / "lock").open("w") as lock:

@@ -291,7 +291,7 @@ def test_bytes_that_are_no_utf8(postgres: EmbeddedPostgres) -> None:
         assert [m.record for m in found] == [{"id": n, **record} for n in range(1, 21)]
         database.execute("INSERT INTO k SELECT chr(200 + n) FROM generate_series(1, 20) n")
         driver.start("public.k")
-        assert driver.failed().code == "key_not_utf8"
+        assert driver.failed().code == "not_utf8"
 
 
 def test_columns_and_rows_that_are_published(database: Database) -> None:

@@ -17,7 +17,7 @@ from tests.airbyte_help import (
     Api,
     OAuth,
     Read,
-    airbyte_cdk,
+    airbyte_cdk,  # noqa: F401 - a fixture
     oauth_config,
     oauth_manifest,
     workers,
@@ -38,12 +38,6 @@ from penstock.syncs.credentials import SecretKey, StoredTokens
 from penstock.syncs.errors import SyncError
 from penstock.syncs.job import Yielded
 from penstock.testing import ApiAnswer, InMemorySync
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed() -> Iterator[None]:
-    with airbyte_cdk():
-        yield
 
 
 @pytest.fixture

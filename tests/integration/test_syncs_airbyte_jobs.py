@@ -17,7 +17,7 @@ import psutil
 import psycopg
 import pytest
 from requests.adapters import HTTPAdapter
-from tests.airbyte_help import TOKEN, Read, airbyte_cdk, workers
+from tests.airbyte_help import TOKEN, Read, airbyte_cdk, workers  # noqa: F401 - a fixture is among them
 from tests.loopback_api import Answer, Asked, LoopbackApi
 
 from penstock.embedded.handles import Database
@@ -84,12 +84,6 @@ class Api:
 
 CSV: Final = {"Content-Type": "text/csv"}
 BYTES: Final = {"Content-Type": "application/octet-stream"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed() -> Iterator[None]:
-    with airbyte_cdk():
-        yield
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def copy(source: SourceTable, spec: BackfillSpec, rows: Range) -> sql.Composed:
         columns=columns(source), table=table(source),
         condition=where if passed is None else where + _AND + passed,
         order=key(source, nulls=rows.nulls or bool(rows.keys)),
-        # A server of the second kind would refuse rows with bytes that are no UTF-8.
+        # A SQL_ASCII database would refuse rows with bytes that are no UTF-8 otherwise.
         encoding=sql.Literal("UTF8" if source.utf8 else "SQL_ASCII"),
     )  # fmt: skip
 

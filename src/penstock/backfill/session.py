@@ -23,8 +23,9 @@ _KNOWN: Final[dict[str, tuple[str, bool, str]]] = {
     "42883": ("function_missing", False, "Correct the condition."),
     "42501": ("permission_denied", False, "GRANT SELECT on the table to the source's role."),
     "22021": (
-        "key_not_utf8", False,
-        "The database's encoding is SQL_ASCII: write the keys of its rows in UTF-8.",
+        "not_utf8", False,
+        "In a database whose encoding is SQL_ASCII, write the keys of its rows in UTF-8. In another one,"
+        " correct the condition.",
     ),
     "57014": (
         "timeout", False,

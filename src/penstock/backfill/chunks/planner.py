@@ -61,7 +61,7 @@ class ChunkPlanner:
         keys: tuple[tuple[str, ...], ...],
         stop: Callable[[], bool],
         *,
-        last: int = 0,
+        last: int,
     ) -> ChunkPlan:
         """Return the next chunk of about `rows` rows, and of those with `keys` besides.
 
